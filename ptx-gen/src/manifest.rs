@@ -1,0 +1,48 @@
+//! The manifest that `emit` writes beside the PTX: what the build script reads, and nothing else.
+
+use std::fmt::Write;
+
+use crate::params;
+use crate::ptx::inst::PtxVersion;
+use crate::variant::Variant;
+
+/// Version of the manifest's format. A build script refuses any other.
+pub const FORMAT: u32 = 1;
+
+/// Largest spill (stores and loads, bytes) that `ptxas` may report: the kernels are spill-free.
+const SPILL_BYTES: u32 = 0;
+
+/// The first lines: format and parameter layout.
+pub(crate) fn header() -> String {
+    format!("attnpack-manifest\t{FORMAT}\nparams\t{:016x}\n", params::layout_hash())
+}
+
+/// The line of a variant: tab-separated `key=value` fields.
+pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
+    let tiling = &variant.tiling;
+    let mut line = String::from("variant");
+    let mut field = |key: &str, value: &dyn std::fmt::Display| {
+        let _ = write!(line, "\t{key}={value}");
+    };
+    field("name", &variant.name());
+    field("family", &variant.family);
+    field("dtype", &variant.dtype);
+    field("head_dim", &tiling.head_dim);
+    field("group", &variant.group);
+    field("mask", &variant.mask);
+    field("form", &tiling.form);
+    field("copy_bytes", &tiling.form.copy_bytes());
+    field("block_q", &tiling.block_q);
+    field("block_kv", &tiling.block_kv);
+    field("blocks_per_sm", &tiling.blocks_per_sm);
+    field("threads", &tiling.threads());
+    field("shared_bytes", &tiling.shared_bytes(variant.dtype));
+    field("spill_bytes", &SPILL_BYTES);
+    field("ptx_version", &version);
+    field("target", &variant.target());
+    field("archs", &tiling.tiles.archs().join(","));
+    field("portable", &u32::from(variant.is_portable()));
+    field("models", &variant.models);
+    line.push('\n');
+    line
+}

@@ -1,0 +1,232 @@
+//! The instruction set: one enum, and what each instruction needs from the target.
+
+use super::types::{RegId, Src, Ty};
+
+/// Operations with two sources of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binary {
+    /// Sum (floats round to nearest, never contracted).
+    Add,
+    /// Difference.
+    Sub,
+    /// Product (integers: low half).
+    Mul,
+    /// High half of the product of integers.
+    MulHigh,
+    /// Smaller value.
+    Min,
+    /// Larger value.
+    Max,
+    /// Bitwise and.
+    And,
+    /// Bitwise or.
+    Or,
+    /// Bitwise exclusive or.
+    Xor,
+    /// Logical shift left.
+    Shl,
+    /// Shift right (logical for unsigned types).
+    Shr,
+}
+
+/// Operations with one f32 source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unary {
+    /// 2^x, flushing denormals (with denormals ptxas adds a guard around each).
+    Ex2,
+    /// log2(x).
+    Lg2,
+    /// 1/x.
+    Rcp,
+    /// -x.
+    Neg,
+}
+
+/// Comparisons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compare {
+    /// a = b
+    Eq,
+    /// a < b
+    Lt,
+    /// a <= b
+    Le,
+    /// a > b
+    Gt,
+    /// a != b
+    Ne,
+}
+
+/// Special registers that kernels read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Special {
+    /// Thread index in the block.
+    TidX,
+    /// Lane in the warp.
+    LaneId,
+    /// Block index, first dimension.
+    CtaIdX,
+    /// Block index, second dimension.
+    CtaIdY,
+    /// Block index, third dimension.
+    CtaIdZ,
+    /// Number of blocks, second dimension.
+    NctaIdY,
+}
+
+/// Operand type of a tensor-core multiplication. Accumulation is in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MmaType {
+    /// `mma.m16n8k16`, f16 operands.
+    F16,
+    /// `mma.m16n8k16`, bf16 operands.
+    Bf16,
+    /// `mma.m16n8k8`, tf32 operands (the low 13 bits of each are ignored).
+    Tf32,
+}
+
+/// State space of a load or store.
+pub type SpaceName = &'static str;
+
+/// One PTX instruction. Registers are untyped here: the builder's handles have checked them.
+#[derive(Clone, Debug)]
+pub enum Inst {
+    /// A remark that heads the instructions which follow.
+    Note(String),
+    /// A branch target.
+    Label(Label),
+    /// Branch; `uniform` promises that all lanes of the warp agree.
+    Bra { to: Label, uniform: bool },
+    /// Copy.
+    Mov { ty: Ty, d: RegId, a: Src },
+    /// Read a special register.
+    ReadSpecial { d: RegId, from: Special },
+    /// Address of the block's dynamic shared memory.
+    SharedBase { d: RegId },
+    /// Load from the kernel's parameter block.
+    LdParam { ty: Ty, d: RegId, offset: u32 },
+    /// Two-source arithmetic.
+    Binary { op: Binary, ty: Ty, d: RegId, a: Src, b: Src },
+    /// One-source f32 arithmetic.
+    Unary { op: Unary, d: RegId, a: Src },
+    /// d = a * b + c, f32 rounded once; integers: low half of the product.
+    MulAdd { ty: Ty, d: RegId, a: Src, b: Src, c: Src },
+    /// Predicate from a comparison.
+    SetP { cmp: Compare, ty: Ty, d: RegId, a: Src, b: Src },
+    /// d = p ? a : b
+    SelP { ty: Ty, d: RegId, a: Src, b: Src, p: RegId },
+    /// u64 from u32.
+    Widen { d: RegId, a: RegId },
+    /// The low half of a u64.
+    Narrow { d: RegId, a: RegId },
+    /// Two f32 rounded to nearest and packed; `hi` goes to the upper half.
+    Pack { ty: MmaType, d: RegId, hi: RegId, lo: RegId },
+    /// Load of 1, 2 or 4 values.
+    Ld { space: SpaceName, ty: Ty, d: Vec<RegId>, addr: RegId, offset: i32 },
+    /// Store of 1, 2 or 4 values.
+    St { space: SpaceName, ty: Ty, v: Vec<RegId>, addr: RegId, offset: i32 },
+    /// Asynchronous copy global -> shared of 4 or 16 bytes; fewer source bytes than that zero-fill the rest.
+    CpAsync { bytes: u32, dst: RegId, dst_offset: i32, src: RegId, src_bytes: Option<RegId> },
+    /// Closes a group of asynchronous copies.
+    CpAsyncCommit,
+    /// Waits until at most `pending` groups of this thread are in flight.
+    CpAsyncWait { pending: u32 },
+    /// Four 8x8 matrices of 16-bit elements from shared memory; lane l gives the address of a row.
+    LdMatrix { trans: bool, d: [RegId; 4], addr: RegId, offset: i32 },
+    /// Warp-level matrix multiplication, m16n8: d = a * b + c.
+    Mma { ty: MmaType, d: [RegId; 4], a: [RegId; 4], b: [RegId; 2], c: [RegId; 4] },
+    /// Value of the lane whose number differs in `lane_mask`.
+    ShflBfly { d: RegId, a: RegId, lane_mask: u32 },
+    /// Value of lane `lane`.
+    ShflIdx { d: RegId, a: RegId, lane: u32 },
+    /// Whether the predicate holds in any lane of the warp.
+    VoteAny { d: RegId, a: RegId },
+    /// Block-wide barrier 0.
+    BarSync,
+}
+
+/// A branch target: a number and a word for the reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    pub(super) number: u32,
+    pub(super) what: &'static str,
+}
+
+/// A PTX ISA version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PtxVersion(pub u32, pub u32);
+
+/// A `.target`: compute capability, and whether its architecture-specific instructions may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Compute capability times ten.
+    pub capability: u32,
+    /// `true` for `sm_90a` and its like.
+    pub specific: bool,
+}
+
+impl Target {
+    /// `sm_80`
+    pub const SM_80: Target = Target { capability: 80, specific: false };
+
+    /// Whether code for `self` may use an instruction that needs `needed`.
+    pub fn provides(self, needed: Target) -> bool {
+        if needed.specific { self == needed } else { self.capability >= needed.capability }
+    }
+
+    /// The lowest PTX version that knows this target (PTX ISA, "Release notes").
+    pub fn min_version(self) -> PtxVersion {
+        match (self.capability, self.specific) {
+            (..=80, _) => PtxVersion(7, 0),
+            (..=86, _) => PtxVersion(7, 1),
+            (..=87, _) => PtxVersion(7, 4),
+            (..=90, false) => PtxVersion(7, 8),
+            (..=90, true) => PtxVersion(8, 0),
+            (..=100, _) => PtxVersion(8, 6),
+            (..=120, _) => PtxVersion(8, 7),
+            _ => PtxVersion(8, 8),
+        }
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "sm_{}{}", self.capability, if self.specific { "a" } else { "" })
+    }
+}
+
+impl std::fmt::Display for PtxVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+impl Inst {
+    /// The PTX version and target from which the instruction exists.
+    pub fn requires(&self) -> (PtxVersion, Target) {
+        let sm = |capability| Target { capability, specific: false };
+        match self {
+            Inst::CpAsync { .. } | Inst::CpAsyncCommit | Inst::CpAsyncWait { .. } => (PtxVersion(7, 0), sm(80)),
+            Inst::Mma { .. } | Inst::Pack { .. } => (PtxVersion(7, 0), sm(80)),
+            Inst::LdMatrix { .. } => (PtxVersion(6, 5), sm(75)),
+            Inst::ShflBfly { .. } | Inst::ShflIdx { .. } | Inst::VoteAny { .. } => (PtxVersion(6, 0), sm(30)),
+            _ => (PtxVersion(1, 0), sm(30)),
+        }
+    }
+
+    /// The register that a computation defines and the values it is computed from: what uniformity
+    /// propagates through. `None` for everything whose result differs from lane to lane.
+    pub fn pure_function(&self) -> Option<(RegId, Vec<Src>)> {
+        use Src::Reg;
+        Some(match *self {
+            Inst::Mov { d, a, .. } | Inst::Unary { d, a, .. } => (d, vec![a]),
+            Inst::Binary { d, a, b, .. } | Inst::SetP { d, a, b, .. } => (d, vec![a, b]),
+            Inst::MulAdd { d, a, b, c, .. } => (d, vec![a, b, c]),
+            Inst::SelP { d, a, b, p, .. } => (d, vec![a, b, Reg(p)]),
+            Inst::Widen { d, a } | Inst::Narrow { d, a } => (d, vec![Reg(a)]),
+            Inst::LdParam { d, .. } | Inst::SharedBase { d } | Inst::ShflIdx { d, .. } | Inst::VoteAny { d, .. } => (d, vec![]),
+            Inst::ReadSpecial { d, from } if !matches!(from, Special::TidX | Special::LaneId) => (d, vec![]),
+            _ => return None,
+        })
+    }
+}

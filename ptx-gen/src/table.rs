@@ -1,0 +1,127 @@
+//! The tilings and the pairs of head_dim and ratio, as data. A row here is all that a new variant of a
+//! family needs.
+
+use crate::variant::{DType, Family, Form, Group, Mask, Tiles, Tiling, Variant};
+
+/// A head_dim, the query heads per KV head, and published models that have both.
+pub struct Pair {
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Query heads per KV head.
+    pub group: u32,
+    /// Models.
+    pub models: &'static str,
+}
+
+const fn pair(head_dim: u32, group: u32, models: &'static str) -> Pair {
+    Pair { head_dim, group, models }
+}
+
+/// The pairs that published models use.
+#[rustfmt::skip]
+pub static PAIRS: &[Pair] = &[
+    pair( 64,  1, "GPT-2, Whisper"),
+    pair( 64,  3, "SmolLM2-135M, SmolLM2-360M"),
+    pair( 64,  4, "Llama-3.2-1B"),
+    pair( 64,  7, "Qwen2.5-0.5B"),
+    pair( 64,  8, "gpt-oss, TinyLlama"),
+    pair(128,  1, "Llama-2"),
+    pair(128,  2, "Qwen3-0.6B, Qwen3-1.7B"),
+    pair(128,  3, "Llama-3.2-3B, Phi-4-mini"),
+    pair(128,  4, "Llama-3-8B, Mistral-7B, Qwen3-8B"),
+    pair(128,  5, "Qwen2.5-14B"),
+    pair(128,  6, "Qwen2.5-1.5B"),
+    pair(128,  7, "Qwen2.5-7B"),
+    pair(128,  8, "Llama-3-70B, Qwen3-32B"),
+    pair(128, 16, "Llama-3-405B, Qwen3-235B"),
+];
+
+/// Which ratios a row serves.
+#[derive(Clone, Copy)]
+enum Heads {
+    /// One variant for each ratio above 1 of [`PAIRS`], causal: the ratio shapes the tile. It pays where a
+    /// head has fewer query tokens than a tile has rows (2.3 times at 16 tokens over 4,096 keys, ratio 4,
+    /// batch 16; H200, 2026-11-30) and nowhere else, so only the short form has it.
+    Packed,
+    /// One variant that takes ratio and mask as launch parameters.
+    Parameter,
+}
+
+/// Element types that a row serves.
+#[derive(Clone, Copy)]
+enum Precision {
+    /// f16 and bf16.
+    Half,
+    /// f32.
+    Single,
+}
+
+impl Precision {
+    const fn dtypes(self) -> &'static [DType] {
+        match self {
+            Precision::Half => &[DType::F16, DType::Bf16],
+            Precision::Single => &[DType::F32],
+        }
+    }
+}
+
+struct Row {
+    precision: Precision,
+    heads: Heads,
+    tiling: Tiling,
+}
+
+/// Tile sizes: (block_q, block_kv, warps, blocks per multiprocessor).
+type Blocks = (u32, u32, u32, u32);
+
+const fn row(precision: Precision, head_dim: u32, heads: Heads, form: Form, tiles: Tiles, blocks: Blocks) -> Row {
+    let (block_q, block_kv, warps, blocks_per_sm) = blocks;
+    let tiling = Tiling { head_dim, block_q, block_kv, warps, form, blocks_per_sm, tiles };
+    tiling.assert_legal(precision.dtypes()[0]);
+    Row { precision, heads, tiling }
+}
+
+use Form::{Main, Short, Unaligned};
+use Heads::{Packed, Parameter};
+use Precision::{Half, Single};
+use Tiles::{Everywhere, Large, Small};
+
+/// Rows of the mma.sync family.
+#[rustfmt::skip]
+static PREFILL_MMA: &[Row] = &[
+    //  precision  D   ratio      made for   serves      (q,  kv, warps, blocks per SM)
+    row(Half,      64, Packed,    Short,     Everywhere, ( 64,  64, 4, 3)),
+    row(Half,      64, Parameter, Main,      Everywhere, (128, 128, 4, 2)),
+    row(Half,      64, Parameter, Short,     Everywhere, ( 64,  64, 4, 3)),
+    row(Half,     128, Packed,    Short,     Everywhere, ( 64,  64, 4, 2)),
+    row(Half,     128, Parameter, Main,      Large,      (128,  64, 4, 2)),
+    row(Half,     128, Parameter, Main,      Small,      (128,  32, 4, 2)),
+    row(Half,     128, Parameter, Short,     Everywhere, ( 64,  64, 4, 2)),
+    row(Single,    64, Parameter, Main,      Large,      ( 64,  64, 4, 2)),
+    row(Single,    64, Parameter, Main,      Small,      ( 64,  32, 4, 2)),
+    row(Single,   128, Parameter, Main,      Everywhere, ( 64,  32, 4, 2)),
+    row(Half,      64, Parameter, Unaligned, Everywhere, ( 64,  64, 4, 3)),
+    row(Half,     128, Parameter, Unaligned, Everywhere, ( 64,  64, 4, 2)),
+    row(Single,    64, Parameter, Unaligned, Everywhere, ( 64,  32, 4, 2)),
+    row(Single,   128, Parameter, Unaligned, Everywhere, ( 64,  32, 4, 2)),
+];
+
+/// Every variant, in the order of the table.
+pub fn variants() -> Vec<Variant> {
+    let mut variants = Vec::new();
+    for row in PREFILL_MMA {
+        for &dtype in row.precision.dtypes() {
+            let variant = |group, mask, models| Variant { family: Family::PrefillMma, dtype, group, mask, tiling: row.tiling, models };
+            match row.heads {
+                Heads::Packed => variants.extend(
+                    PAIRS
+                        .iter()
+                        .filter(|p| p.head_dim == row.tiling.head_dim && p.group > 1)
+                        .map(|p| variant(Group::Packed(p.group), Mask::Causal, p.models)),
+                ),
+                Heads::Parameter => variants.push(variant(Group::Any, Mask::Any, "any ratio, any mask")),
+            }
+        }
+    }
+    variants
+}

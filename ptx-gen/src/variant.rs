@@ -1,0 +1,266 @@
+//! What a variant is: its names, the sizes that follow from its tiling, and what makes a tiling legal.
+
+use std::fmt;
+
+use crate::ptx::inst::Target;
+
+/// Element type of q, k, v and o.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DType {
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE single precision.
+    F32,
+}
+
+impl DType {
+    /// Size of an element in bytes.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            DType::F16 | DType::Bf16 => 2,
+            DType::F32 => 4,
+        }
+    }
+
+    /// Bytes that keep rows apart in shared memory; 0: tiles are swizzled instead. Splitting f32 operands
+    /// leaves no registers for the addresses of a swizzle.
+    pub const fn row_padding_bytes(self) -> u32 {
+        match self {
+            DType::F16 | DType::Bf16 => 0,
+            DType::F32 => 16,
+        }
+    }
+}
+
+/// How query heads meet their KV head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// The query heads of a group are packed into one tile: a row is a (token, head) pair, and the
+    /// variant serves this ratio only.
+    Packed(u32),
+    /// A tile holds rows of one query head; the ratio is a launch parameter.
+    Any,
+}
+
+/// Masks that a variant serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// The causal mask only, aligned to the bottom right.
+    Causal,
+    /// Causal or full, chosen by a launch parameter.
+    Any,
+}
+
+/// Where a tiling serves. The classes differ in the shared memory that a block may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tiles {
+    /// 163 KB and more: sm_80, sm_90, sm_100.
+    Large,
+    /// 99 KB: sm_86, sm_89, sm_120.
+    Small,
+    /// Fits 99 KB and is used everywhere.
+    Everywhere,
+}
+
+impl Tiles {
+    /// Largest dynamic shared memory of a block, in bytes.
+    pub const fn shared_limit(self) -> u32 {
+        match self {
+            Tiles::Large => 163 * 1024,
+            Tiles::Small | Tiles::Everywhere => 99 * 1024,
+        }
+    }
+
+    /// Architectures whose cubins use this tiling.
+    pub fn archs(self) -> &'static [&'static str] {
+        match self {
+            Tiles::Large => &["sm_80", "sm_90", "sm_100"],
+            Tiles::Small => &["sm_86", "sm_89", "sm_120"],
+            Tiles::Everywhere => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
+        }
+    }
+
+    fn suffix(self) -> &'static str {
+        match self {
+            Tiles::Large | Tiles::Everywhere => "sm80",
+            Tiles::Small => "sm86",
+        }
+    }
+}
+
+/// What a tiling is made for, among those of one head_dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Large tiles, for problems that fill the GPU.
+    Main,
+    /// Half the query rows a block: more blocks, for problems that do not.
+    Short,
+    /// Rows that start on 4 bytes instead of 16.
+    Unaligned,
+}
+
+impl Form {
+    /// Alignment in bytes that rows of q, k, v and o must have: the size of one copy.
+    pub const fn copy_bytes(self) -> u32 {
+        match self {
+            Form::Main | Form::Short => 16,
+            Form::Unaligned => 4,
+        }
+    }
+
+    fn suffix(self) -> &'static str {
+        match self {
+            Form::Main => "",
+            Form::Short => "_short",
+            Form::Unaligned => "_unaligned",
+        }
+    }
+}
+
+/// Tile sizes of a kernel and the hardware that they are for.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiling {
+    /// Elements of a row of q, k, v and o.
+    pub head_dim: u32,
+    /// Query rows of a tile.
+    pub block_q: u32,
+    /// Keys of a step.
+    pub block_kv: u32,
+    /// Warps of a block; each owns `block_q / warps` rows.
+    pub warps: u32,
+    /// What it is made for.
+    pub form: Form,
+    /// Blocks meant to share a multiprocessor.
+    pub blocks_per_sm: u32,
+    /// Where it serves.
+    pub tiles: Tiles,
+}
+
+impl Tiling {
+    /// Threads of a block.
+    pub const fn threads(&self) -> u32 {
+        self.warps * 32
+    }
+
+    /// Dynamic shared memory of a block in bytes: one tile of Q, one of K, one of V.
+    pub const fn shared_bytes(&self, dtype: DType) -> u32 {
+        (self.block_q + 2 * self.block_kv) * (self.head_dim * dtype.bytes() + dtype.row_padding_bytes())
+    }
+
+    /// m16 fragments that a warp owns.
+    pub const fn fragments_per_warp(&self) -> u32 {
+        self.block_q / (16 * self.warps)
+    }
+
+    /// Fails while the table is compiled if the kernel cannot have this tiling.
+    pub const fn assert_legal(&self, dtype: DType) {
+        assert!(self.block_q > 0 && self.block_q % (16 * self.warps) == 0, "a warp owns whole m16 fragments");
+        assert!(self.block_kv % 16 == 0, "keys come in pairs of n8 fragments");
+        assert!(self.head_dim % 64 == 0, "a row is a whole number of 128-byte swizzle spans");
+        let copies_per_row = self.head_dim * dtype.bytes() / self.form.copy_bytes();
+        assert!(self.threads() % copies_per_row == 0, "a pass of copies covers whole rows");
+        assert!(self.block_q % (self.threads() / copies_per_row) == 0, "whole passes cover a tile of Q");
+        assert!(self.block_kv % (self.threads() / copies_per_row) == 0, "whole passes cover a tile of K");
+        assert!(self.shared_bytes(dtype) <= self.tiles.shared_limit(), "tiles exceed the shared memory of a block");
+    }
+}
+
+/// Kernel family: one file of `kernels/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `kernels/prefill_mma.rs`
+    PrefillMma,
+}
+
+/// One kernel to generate.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    /// Kernel family.
+    pub family: Family,
+    /// Element type.
+    pub dtype: DType,
+    /// Ratio of query to KV heads.
+    pub group: Group,
+    /// Masks it serves.
+    pub mask: Mask,
+    /// Tile sizes.
+    pub tiling: Tiling,
+    /// Published models with this head_dim and ratio.
+    pub models: &'static str,
+}
+
+impl Variant {
+    /// The one name for everything: PTX entry, catalogue key, test label, benchmark id.
+    pub fn name(&self) -> String {
+        format!(
+            "{}_{}_d{}_g{}_{}{}_{}",
+            self.family,
+            self.dtype,
+            self.tiling.head_dim,
+            self.group,
+            if self.mask == Mask::Causal { "causal" } else { "anymask" },
+            self.tiling.form.suffix(),
+            self.tiling.tiles.suffix()
+        )
+    }
+
+    /// The `.target` of its PTX.
+    pub fn target(&self) -> Target {
+        match self.family {
+            Family::PrefillMma => Target::SM_80,
+        }
+    }
+
+    /// Whether its PTX is the last resort on a GPU that no cubin serves: fits everywhere, takes any ratio.
+    pub fn is_portable(&self) -> bool {
+        self.tiling.tiles != Tiles::Large && self.group == Group::Any
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Family::PrefillMma => "prefill_mma",
+        })
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+            DType::F32 => "f32",
+        })
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Form::Main => "main",
+            Form::Short => "short",
+            Form::Unaligned => "unaligned",
+        })
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Group::Packed(heads) => write!(f, "{heads}"),
+            Group::Any => f.write_str("any"),
+        }
+    }
+}
+
+impl fmt::Display for Mask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mask::Causal => "causal",
+            Mask::Any => "any",
+        })
+    }
+}
