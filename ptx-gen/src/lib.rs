@@ -10,7 +10,7 @@ pub mod cli;
 mod kernels;
 pub mod manifest;
 pub mod params;
-mod ptx;
+pub mod ptx;
 mod table;
 mod tile;
 mod variant;

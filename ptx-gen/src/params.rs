@@ -32,7 +32,7 @@ const fn field(name: &'static str, ty: Ty, doc: &'static str) -> Field {
 
 /// Parameters of the prefill kernels that address tensors by pointer and strides.
 #[rustfmt::skip]
-pub(crate) static PREFILL: Layout = Layout {
+pub static PREFILL: Layout = Layout {
     name: "PrefillParams",
     doc: "Parameters of the prefill kernels that address tensors by pointer and strides.",
     fields: &[

@@ -136,7 +136,7 @@ impl Kernel {
         let mut n = self.var(from);
         let (head, done) = (self.label(what), self.label(what));
         self.branch(done, from.le(to), false);
-        self.push(Inst::Label(head));
+        self.place(head);
         n -= 1u32;
         let index = n.get();
         self.mark_uniform(index);
@@ -144,16 +144,15 @@ impl Kernel {
         let more = n.get();
         self.mark_uniform(more);
         self.branch(head, more.gt(to), false);
-        self.push(Inst::Label(done));
+        self.place(done);
     }
 
     /// Runs `body` on the GPU in the lanes where `condition` holds. A uniform condition becomes a uniform branch.
     #[track_caller]
     pub fn when(&self, condition: Reg<'_, bool>, body: impl FnOnce()) {
-        let skip = self.label("skip");
-        self.branch(skip, condition, true);
+        let skip = self.branch_unless(condition);
         body();
-        self.push(Inst::Label(skip));
+        self.place(skip);
     }
 
     /// Predicates each instruction of `body` with `condition` instead of branching around it. For a few
@@ -181,8 +180,28 @@ impl Kernel {
         Label { number, what }
     }
 
+    /// Branches where `condition` does not hold, to where the label will be placed.
     #[track_caller]
-    fn branch(&self, to: Label, condition: Reg<'_, bool>, negated: bool) {
+    pub(super) fn branch_unless(&self, condition: Reg<'_, bool>) -> Label {
+        let skip = self.label("skip");
+        self.branch(skip, condition, true);
+        skip
+    }
+
+    #[track_caller]
+    pub(super) fn place(&self, label: Label) {
+        self.push(Inst::Label(label));
+    }
+
+    #[track_caller]
+    pub(super) fn place_label(&self, what: &'static str) -> Label {
+        let label = self.label(what);
+        self.place(label);
+        label
+    }
+
+    #[track_caller]
+    pub(super) fn branch(&self, to: Label, condition: Reg<'_, bool>, negated: bool) {
         self.body.borrow_mut().push(Stmt {
             inst: Inst::Bra { to, uniform: condition.is_uniform() },
             guard: Some(Guard { predicate: condition.id, negated }),

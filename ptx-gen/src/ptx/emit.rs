@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::panic::Location;
 
 use super::builder::{Kernel, Stmt};
-use super::inst::{Binary, Compare, Inst, Label, MmaType, PtxVersion, Special, Unary};
+use super::inst::{Binary, Compare, Inst, Label, MmaType, PtxVersion, Special, Unary, WgmmaLeft};
 use super::types::{RegId, Src, Ty};
 
 /// A kernel's text.
@@ -216,6 +216,74 @@ impl Namer {
             Inst::ShflIdx { d, a, lane } => format!("shfl.sync.idx.b32 {}, {}, {lane}, 31, 0xffffffff", r(d), r(a)),
             Inst::VoteAny { d, a } => format!("vote.sync.any.pred {}, {}, 0xffffffff", r(d), r(a)),
             Inst::BarSync => "bar.sync 0".to_owned(),
+            _ => self.hopper(inst),
+        }
+    }
+
+    /// Instructions of sm_90 and sm_90a.
+    fn hopper(&self, inst: &Inst) -> String {
+        let r = |reg: &RegId| self.reg(*reg);
+        match inst {
+            Inst::NamedBarrier { id, threads, wait } => {
+                format!("bar.{} {}, {threads}", if *wait { "sync" } else { "arrive" }, self.src(*id, Ty::U32))
+            }
+            Inst::SetMaxNReg { increase, registers } => {
+                format!("setmaxnreg.{}.sync.aligned.u32 {registers}", if *increase { "inc" } else { "dec" })
+            }
+            Inst::Elect { d } => format!("elect.sync _|{}, 0xffffffff", r(d)),
+            Inst::MbarrierInit { addr, offset, arrivals } => {
+                format!("mbarrier.init.shared::cta.b64 {}, {arrivals}", self.address(*addr, *offset))
+            }
+            Inst::MbarrierExpect { addr, offset, bytes } => {
+                format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, {}, {bytes}", self.address(*addr, *offset))
+            }
+            Inst::MbarrierArrive { addr, offset } => format!("mbarrier.arrive.shared::cta.b64 _, {}", self.address(*addr, *offset)),
+            Inst::MbarrierTryWait { d, addr, offset, parity } => {
+                format!("mbarrier.try_wait.parity.shared::cta.b64 {}, {}, {}", r(d), self.address(*addr, *offset), r(parity))
+            }
+            Inst::FenceMbarrierInit => "fence.mbarrier_init.release.cluster".to_owned(),
+            Inst::FenceProxyAsync => "fence.proxy.async.shared::cta".to_owned(),
+            // Without cvta.param ptxas would take the offset in parameter space for a generic address.
+            Inst::ParamAddress { d, offset } => format!("mov.b64 {0}, params; cvta.param.u64 {0}, {0}; add.u64 {0}, {0}, {offset}", r(d)),
+            Inst::TensorLoad { dst, dst_offset, map, at, barrier, barrier_offset } => format!(
+                "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes {}, [{}, {}], {}",
+                at.len(),
+                self.address(*dst, *dst_offset),
+                r(map),
+                self.vector(at),
+                self.address(*barrier, *barrier_offset)
+            ),
+            Inst::TensorStore { map, at, src, src_offset } => format!(
+                "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group [{}, {}], {}",
+                at.len(),
+                r(map),
+                self.vector(at),
+                self.address(*src, *src_offset)
+            ),
+            Inst::BulkCommit => "cp.async.bulk.commit_group".to_owned(),
+            Inst::BulkWaitRead { pending } => format!("cp.async.bulk.wait_group.read {pending}"),
+            Inst::StMatrix { v, addr, offset } => {
+                format!("stmatrix.sync.aligned.m8n8.x4.shared.b16 {}, {}", self.address(*addr, *offset), self.vector(v))
+            }
+            Inst::Wgmma { ty, n, d, a, b, accumulate, trans_b } => {
+                let name = mma_name(*ty);
+                // scale-d, then the signs of a and b, then the transpositions: b alone if a is in registers.
+                let (a, trans_a) = match a {
+                    WgmmaLeft::Shared(descriptor) => (r(descriptor).to_owned(), " 0,"),
+                    WgmmaLeft::Registers(fragment) => (self.vector(fragment), ""),
+                };
+                format!(
+                    "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name} {}, {a}, {}, {}, 1, 1,{trans_a} {}",
+                    self.vector(d),
+                    r(b),
+                    r(accumulate),
+                    u32::from(*trans_b)
+                )
+            }
+            Inst::WgmmaFence => "wgmma.fence.sync.aligned".to_owned(),
+            Inst::WgmmaCommit => "wgmma.commit_group.sync.aligned".to_owned(),
+            Inst::WgmmaWait { pending } => format!("wgmma.wait_group.sync.aligned {pending}"),
+            Inst::ClusterBarrier { wait } => format!("barrier.cluster.{}.aligned", if *wait { "wait.acquire" } else { "arrive.release" }),
             other => unreachable!("written by instruction(): {other:?}"),
         }
     }

@@ -90,6 +90,7 @@ pub type SpaceName = &'static str;
 
 /// One PTX instruction. Registers are untyped here: the builder's handles have checked them.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "a variant's remark names its operands: d is what it defines, a, b, c what it reads")]
 pub enum Inst {
     /// A remark that heads the instructions which follow.
     Note(String),
@@ -143,6 +144,55 @@ pub enum Inst {
     VoteAny { d: RegId, a: RegId },
     /// Block-wide barrier 0.
     BarSync,
+    /// Named barrier: counts `threads` threads; arrive only, or wait too.
+    NamedBarrier { id: Src, threads: u32, wait: bool },
+    /// Registers per thread of this warpgroup from here on.
+    SetMaxNReg { increase: bool, registers: u32 },
+    /// A predicate that holds in one lane of the warp.
+    Elect { d: RegId },
+    /// Initialises a barrier in shared memory for a number of arrivals.
+    MbarrierInit { addr: RegId, offset: i32, arrivals: u32 },
+    /// Arrives, and announces bytes that asynchronous copies will bring.
+    MbarrierExpect { addr: RegId, offset: i32, bytes: u32 },
+    /// Arrives.
+    MbarrierArrive { addr: RegId, offset: i32 },
+    /// Whether the phase of this parity has completed; may suspend the thread for a while.
+    MbarrierTryWait { d: RegId, addr: RegId, offset: i32, parity: RegId },
+    /// Makes initialised barriers visible to the copy engine and to the cluster.
+    FenceMbarrierInit,
+    /// Orders this thread's writes to shared memory before reads by the copy engine and tensor cores.
+    FenceProxyAsync,
+    /// Address of the parameter block plus an offset, as the copy engine takes it.
+    ParamAddress { d: RegId, offset: u32 },
+    /// Copy of a box of a tensor to shared memory; completes on a barrier. Coordinates: innermost first.
+    TensorLoad { dst: RegId, dst_offset: i32, map: RegId, at: Vec<RegId>, barrier: RegId, barrier_offset: i32 },
+    /// Copy of a box from shared memory to a tensor.
+    TensorStore { map: RegId, at: Vec<RegId>, src: RegId, src_offset: i32 },
+    /// Closes a group of tensor stores.
+    BulkCommit,
+    /// Waits until at most `pending` groups of tensor stores still read shared memory.
+    BulkWaitRead { pending: u32 },
+    /// Four 8x8 matrices of 16-bit elements to shared memory.
+    StMatrix { v: [RegId; 4], addr: RegId, offset: i32 },
+    /// Warpgroup matrix multiplication, m64 x n x k16: d (+)= a b, b from shared memory.
+    Wgmma { ty: MmaType, n: u32, d: Vec<RegId>, a: WgmmaLeft, b: RegId, accumulate: RegId, trans_b: bool },
+    /// Orders register writes before the next `Wgmma` that uses them.
+    WgmmaFence,
+    /// Closes a group of `Wgmma`.
+    WgmmaCommit,
+    /// Waits until at most `pending` groups are in flight.
+    WgmmaWait { pending: u32 },
+    /// All threads of the cluster: arrive, or wait for the arrivals.
+    ClusterBarrier { wait: bool },
+}
+
+/// Left operand of a warpgroup multiplication.
+#[derive(Clone, Copy, Debug)]
+pub enum WgmmaLeft {
+    /// A descriptor of shared memory.
+    Shared(RegId),
+    /// A fragment in registers.
+    Registers([RegId; 4]),
 }
 
 /// A branch target: a number and a word for the reader.
@@ -205,7 +255,18 @@ impl Inst {
     /// The PTX version and target from which the instruction exists.
     pub fn requires(&self) -> (PtxVersion, Target) {
         let sm = |capability| Target { capability, specific: false };
+        let sm_90a = Target { capability: 90, specific: true };
         match self {
+            Inst::Wgmma { .. } | Inst::WgmmaFence | Inst::WgmmaCommit | Inst::WgmmaWait { .. } => (PtxVersion(8, 0), sm_90a),
+            Inst::SetMaxNReg { .. } => (PtxVersion(8, 0), sm_90a),
+            Inst::Elect { .. } | Inst::FenceMbarrierInit | Inst::FenceProxyAsync | Inst::ClusterBarrier { .. } => {
+                (PtxVersion(8, 0), sm(90))
+            }
+            Inst::TensorLoad { .. } | Inst::TensorStore { .. } => (PtxVersion(8, 0), sm(90)),
+            Inst::BulkCommit | Inst::BulkWaitRead { .. } | Inst::MbarrierExpect { .. } => (PtxVersion(8, 0), sm(90)),
+            Inst::MbarrierTryWait { .. } | Inst::StMatrix { .. } => (PtxVersion(7, 8), sm(90)),
+            Inst::ParamAddress { .. } => (PtxVersion(7, 7), sm(70)),
+            Inst::MbarrierInit { .. } | Inst::MbarrierArrive { .. } => (PtxVersion(7, 0), sm(80)),
             Inst::CpAsync { .. } | Inst::CpAsyncCommit | Inst::CpAsyncWait { .. } => (PtxVersion(7, 0), sm(80)),
             Inst::Mma { .. } | Inst::Pack { .. } => (PtxVersion(7, 0), sm(80)),
             Inst::LdMatrix { .. } => (PtxVersion(6, 5), sm(75)),
@@ -224,7 +285,11 @@ impl Inst {
             Inst::MulAdd { d, a, b, c, .. } => (d, vec![a, b, c]),
             Inst::SelP { d, a, b, p, .. } => (d, vec![a, b, Reg(p)]),
             Inst::Widen { d, a } | Inst::Narrow { d, a } => (d, vec![Reg(a)]),
-            Inst::LdParam { d, .. } | Inst::SharedBase { d } | Inst::ShflIdx { d, .. } | Inst::VoteAny { d, .. } => (d, vec![]),
+            Inst::LdParam { d, .. }
+            | Inst::SharedBase { d }
+            | Inst::ParamAddress { d, .. }
+            | Inst::ShflIdx { d, .. }
+            | Inst::VoteAny { d, .. } => (d, vec![]),
             Inst::ReadSpecial { d, from } if !matches!(from, Special::TidX | Special::LaneId) => (d, vec![]),
             _ => return None,
         })

@@ -9,3 +9,4 @@ pub mod ops;
 #[cfg(test)]
 mod tests;
 pub mod types;
+pub mod warpgroup;

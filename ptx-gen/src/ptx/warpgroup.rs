@@ -1,0 +1,220 @@
+//! Warp specialisation and what runs beside the threads on sm_90a: roles, barriers with transactions, tensor
+//! copies, and warpgroup multiplications in flight.
+//!
+//! - A **role** is a closure: [`Kernel::roles`] gives each its warpgroups and registers, one branch each.
+//! - What is **in flight** is a value: [`Kernel::issue`] takes the accumulators that the multiplications write
+//!   and returns them only to who awaits. Until then there is no register to read.
+//! - **Placement** is program order: an instruction stands where its Rust line ran, so what overlaps with
+//!   work in flight is what stands between `issue` and `await_leaving`.
+
+use super::builder::Kernel;
+use super::inst::{Inst, MmaType, Special, WgmmaLeft};
+use super::types::{Bits32, Reg, RegId, Var};
+
+/// Threads of a warpgroup.
+pub const WARPGROUP: u32 = 128;
+
+/// Registers of a multiprocessor.
+const REGISTER_FILE: u32 = 64 * 1024;
+
+/// What some warpgroups of a block do.
+pub struct Role<'a, 'k> {
+    /// How many warpgroups.
+    pub warpgroups: u32,
+    /// Registers of each of their threads: a multiple of 8 from 24 to 256 (PTX ISA, "setmaxnreg").
+    pub registers: u32,
+    /// What they do; takes the warpgroup's index within the role, uniform.
+    pub body: Box<dyn FnOnce(Reg<'k, u32>) + 'a>,
+}
+
+impl Kernel {
+    /// Splits the block's warpgroups into roles, in order. Registers move from one role to another.
+    #[track_caller]
+    pub fn roles<'k>(&'k self, roles: Vec<Role<'_, 'k>>) {
+        let at_entry = REGISTER_FILE / self.header.threads / 8 * 8;
+        let threads: u32 = roles.iter().map(|r| r.warpgroups * WARPGROUP).sum();
+        let registers: u32 = roles.iter().map(|r| r.warpgroups * WARPGROUP * r.registers).sum();
+        assert_eq!(threads, self.header.threads, "the roles take every thread of the block");
+        assert!(registers <= REGISTER_FILE, "the roles want {registers} registers of {REGISTER_FILE}");
+        let warpgroup = (self.special(Special::TidX) >> WARPGROUP.ilog2()).broadcast();
+        let mut first = 0;
+        for role in roles {
+            let index = warpgroup - first;
+            let other_role = self.branch_unless(index.lt(role.warpgroups));
+            self.push(Inst::SetMaxNReg { increase: role.registers > at_entry, registers: role.registers });
+            (role.body)(index);
+            self.place(other_role);
+            first += role.warpgroups;
+        }
+    }
+
+    /// Runs `body` in one lane of the warp: what starts copies must, or ptxas wraps each in a loop over lanes.
+    #[track_caller]
+    pub fn elected(&self, body: impl FnOnce()) {
+        let p = self.reg::<bool>();
+        self.push(Inst::Elect { d: p.id });
+        self.when(p, body);
+    }
+
+    /// Makes the barriers that this thread initialised usable by all; every thread of the block calls it.
+    #[track_caller]
+    pub fn publish_barriers(&self) {
+        self.push(Inst::FenceMbarrierInit);
+        self.block_barrier();
+    }
+
+    /// Orders this thread's writes to shared memory before reads by the copy engine and the tensor cores.
+    #[track_caller]
+    pub fn fence_shared_for_async(&self) {
+        self.push(Inst::FenceProxyAsync);
+    }
+
+    /// Address of a tensor map among the parameters, `offset` bytes from their start.
+    #[track_caller]
+    pub fn tensor_map(&self, offset: u32) -> TensorMap<'_> {
+        let d = self.reg();
+        self.push(Inst::ParamAddress { d: d.id, offset });
+        TensorMap(d)
+    }
+
+    /// Issues the multiplications of `body` as one group; `acc` is theirs until they are awaited.
+    #[track_caller]
+    pub fn issue<'k>(&'k self, acc: Accumulator<'k>, body: impl FnOnce(&Multiplier<'_, 'k>)) -> InFlight<'k> {
+        self.push(Inst::WgmmaFence);
+        body(&Multiplier { k: self, acc: &acc });
+        self.push(Inst::WgmmaCommit);
+        InFlight(acc)
+    }
+}
+
+/// A tensor map: what the copy engine knows of a tensor in global memory.
+#[derive(Clone, Copy)]
+pub struct TensorMap<'k>(Reg<'k, u64>);
+
+impl<'k> TensorMap<'k> {
+    /// Starts to copy the box at the coordinates `at` (innermost first) to `dst` + `dst_offset`; `barrier`
+    /// counts its bytes.
+    #[track_caller]
+    pub fn load(self, at: &[Reg<'k, u32>], (dst, dst_offset): (Reg<'k, u32>, u32), barrier: Mbarrier<'k>) {
+        self.0.k.push(Inst::TensorLoad {
+            dst: dst.id,
+            dst_offset: dst_offset as i32,
+            map: self.0.id,
+            at: at.iter().map(|r| r.id).collect(),
+            barrier: barrier.base.id,
+            barrier_offset: barrier.offset as i32,
+        });
+    }
+
+    /// Starts to copy from `src` + `src_offset` to the box at `at`.
+    #[track_caller]
+    pub fn store(self, at: &[Reg<'k, u32>], (src, src_offset): (Reg<'k, u32>, u32)) {
+        let at = at.iter().map(|r| r.id).collect();
+        self.0.k.push(Inst::TensorStore { map: self.0.id, at, src: src.id, src_offset: src_offset as i32 });
+        self.0.k.push(Inst::BulkCommit);
+    }
+}
+
+/// A barrier in shared memory that counts arrivals and the bytes of asynchronous copies.
+#[derive(Clone, Copy)]
+pub struct Mbarrier<'k> {
+    base: Reg<'k, u32>,
+    offset: u32,
+}
+
+impl<'k> Mbarrier<'k> {
+    /// The barrier at `base` + `offset`, 8 bytes.
+    pub fn new(base: Reg<'k, u32>, offset: u32) -> Self {
+        Mbarrier { base, offset }
+    }
+
+    /// Initialises it for `arrivals` arrivals a phase.
+    #[track_caller]
+    pub fn init(self, arrivals: u32) {
+        self.base.k.push(Inst::MbarrierInit { addr: self.base.id, offset: self.offset as i32, arrivals });
+    }
+
+    /// Arrives, and announces `bytes` of copies.
+    #[track_caller]
+    pub fn expect(self, bytes: u32) {
+        self.base.k.push(Inst::MbarrierExpect { addr: self.base.id, offset: self.offset as i32, bytes });
+    }
+
+    /// Arrives.
+    #[track_caller]
+    pub fn arrive(self) {
+        self.base.k.push(Inst::MbarrierArrive { addr: self.base.id, offset: self.offset as i32 });
+    }
+
+    /// Waits for the end of the phase of parity `parity` (0 or 1).
+    #[track_caller]
+    pub fn wait(self, parity: Reg<'k, u32>) {
+        let k = self.base.k;
+        let again = k.place_label("again");
+        let done = k.reg::<bool>();
+        k.push(Inst::MbarrierTryWait { d: done.id, addr: self.base.id, offset: self.offset as i32, parity: parity.id });
+        k.branch(again, done, true);
+    }
+}
+
+/// Accumulators of a warpgroup's m64 x n multiplication, readable while nothing is in flight.
+pub struct Accumulator<'k> {
+    values: Vec<Var<'k, f32>>,
+}
+
+impl<'k> Accumulator<'k> {
+    /// Zeros, for `n` columns.
+    #[track_caller]
+    pub fn zero(k: &'k Kernel, n: u32) -> Self {
+        Accumulator { values: (0..n / 2).map(|_| k.var(0.0f32)).collect() }
+    }
+
+    /// The lane's values: index i is column 8 (i / 4) + 2 (lane % 4) + i % 2 of row lane / 4 + 8 (i / 2 % 2)
+    /// of its warp's 16 rows.
+    pub fn values(&self) -> &[Var<'k, f32>] {
+        &self.values
+    }
+}
+
+/// Multiplications in flight. Their accumulators come back when they are awaited.
+#[must_use = "the accumulators are unusable until the multiplications are awaited"]
+pub struct InFlight<'k>(Accumulator<'k>);
+
+impl<'k> InFlight<'k> {
+    /// Waits until at most `pending` later groups are in flight, this one not among them.
+    #[track_caller]
+    pub fn await_leaving(self, pending: u32) -> Accumulator<'k> {
+        let k = self.0.values[0].0.k;
+        k.push(Inst::WgmmaWait { pending });
+        self.0
+    }
+}
+
+/// Issues multiplications into one accumulator.
+pub struct Multiplier<'a, 'k> {
+    k: &'k Kernel,
+    acc: &'a Accumulator<'k>,
+}
+
+impl<'k> Multiplier<'_, 'k> {
+    /// acc (+)= a b, one k16 step; a and b are descriptors of shared memory and must be uniform, else each
+    /// costs a transfer to the uniform registers.
+    #[track_caller]
+    pub fn shared(&self, ty: MmaType, a: Reg<'k, u64>, b: Reg<'k, u64>, accumulate: Reg<'k, bool>) {
+        assert!(a.is_uniform() && b.is_uniform(), "a descriptor is not uniform; broadcast what it is computed from");
+        self.push(ty, WgmmaLeft::Shared(a.id), b.id, accumulate.id, false);
+    }
+
+    /// acc (+)= a b, a a fragment in registers, b stored with its columns contiguous (V as it was loaded).
+    #[track_caller]
+    pub fn registers(&self, ty: MmaType, a: [Reg<'k, Bits32>; 4], b: Reg<'k, u64>, accumulate: Reg<'k, bool>) {
+        assert!(b.is_uniform(), "a descriptor is not uniform; broadcast what it is computed from");
+        self.push(ty, WgmmaLeft::Registers(a.map(|r| r.id)), b.id, accumulate.id, true);
+    }
+
+    #[track_caller]
+    fn push(&self, ty: MmaType, a: WgmmaLeft, b: RegId, accumulate: RegId, trans_b: bool) {
+        let d: Vec<RegId> = self.acc.values.iter().map(|v| v.0.id).collect();
+        self.k.push(Inst::Wgmma { ty, n: 2 * d.len() as u32, d, a, b, accumulate, trans_b });
+    }
+}
