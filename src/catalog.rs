@@ -1,0 +1,156 @@
+//! The packaged kernels, as data.
+
+use std::fmt;
+
+use crate::shape::DType;
+
+/// One kernel variant: everything that dispatch and launch need to know about it.
+#[derive(Debug)]
+pub struct Entry {
+    /// Name of the variant, of its files and of its entry point.
+    pub name: &'static str,
+    /// How it works.
+    pub family: Family,
+    /// Element type of q, k, v and o.
+    pub dtype: DType,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Ratios of query heads to KV heads that it serves.
+    pub group: Group,
+    /// Masks that it serves.
+    pub mask: MaskSupport,
+    /// Alignment of row starts that it needs, in bytes: 16 or 4.
+    pub copy_bytes: u32,
+    /// Rows of a tile: query tokens of one head, or (token, head) pairs of a packed group.
+    pub block_q: u32,
+    /// Keys of a step.
+    pub block_kv: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// Published models that have this head_dim and ratio; empty for a variant of every ratio.
+    pub models: &'static str,
+    /// Machine code, one image per architecture.
+    pub cubins: &'static [Cubin],
+    /// Text for the driver's just-in-time compiler, where the build embeds it.
+    pub ptx: Option<Ptx>,
+}
+
+/// Machine code of a kernel for one architecture.
+#[derive(Debug)]
+pub struct Cubin {
+    /// What it runs on: the same major version, and a minor version that is not older.
+    pub arch: Arch,
+    /// The ELF image.
+    pub image: &'static [u8],
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes spilled to local memory: stores and loads.
+    pub spill_bytes: u32,
+    /// The assembler, such as `ptxas 13.5.37`.
+    pub checked_by: &'static str,
+}
+
+/// PTX of a kernel.
+#[derive(Debug)]
+pub struct Ptx {
+    /// The text.
+    pub text: &'static str,
+    /// PTX ISA version that a driver must know.
+    pub version: (u32, u32),
+    /// The oldest architecture that can run it.
+    pub target: Arch,
+    /// The assembler that accepted it at build time, if there was one.
+    pub checked_by: Option<&'static str>,
+}
+
+/// An architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Arch {
+    /// Major version of the compute capability.
+    pub major: u32,
+    /// Minor version of the compute capability.
+    pub minor: u32,
+    /// Architecture-specific code, such as `sm_90a`: runs on exactly this capability.
+    pub specific: bool,
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Arch { major, minor, specific } = self;
+        write!(f, "sm_{major}{minor}{}", if *specific { "a" } else { "" })
+    }
+}
+
+/// Ratios of query heads to KV heads that a kernel serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// This ratio only: the query heads of a group are packed into one tile.
+    Packed(u32),
+    /// Every ratio: a launch parameter.
+    Any,
+}
+
+/// Masks that a kernel serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaskSupport {
+    /// Causal only.
+    Causal,
+    /// Causal and full: a launch parameter.
+    Any,
+}
+
+/// How a kernel works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Prefill with `mma.sync` and `cp.async`: Ampere and newer.
+    PrefillMma,
+}
+
+/// How the packaged kernels were built.
+#[derive(Debug)]
+pub struct Build {
+    /// Version of the ptxas that checked and assembled them; `None`: PTX only, checked by nothing.
+    pub ptxas: Option<&'static str>,
+    /// Architectures that were enabled.
+    pub archs: &'static [Arch],
+    /// Whether every warning was an error (`ATTNPACK_STRICT=1`).
+    pub strict: bool,
+}
+
+/// Every kernel of this build.
+///
+/// ```
+/// for entry in attnpack::catalog() {
+///     println!("{} for {}", entry.name, entry.models);
+/// }
+/// ```
+pub fn catalog() -> &'static [Entry] {
+    generated::ENTRIES
+}
+
+/// How the kernels of [`catalog`] were built.
+pub fn build_info() -> &'static Build {
+    &generated::BUILD
+}
+
+mod generated {
+    //! Written by the build script.
+
+    #[allow(unused_imports, reason = "a catalogue without PTX, or without cubins, needs fewer")]
+    use super::{Arch, Build, Cubin, DType, Entry, Family, Group, MaskSupport, Ptx};
+
+    /// A cubin of `OUT_DIR`, aligned as the driver likes it.
+    #[allow(unused_macros, reason = "a build without ptxas has no cubins")]
+    macro_rules! cubin {
+        ($path:expr) => {{
+            #[repr(C, align(64))]
+            struct Aligned<B: ?Sized>(B);
+            const IMAGE: &Aligned<[u8]> = &Aligned(*include_bytes!($path));
+            &IMAGE.0
+        }};
+    }
+
+    include!(concat!(env!("OUT_DIR"), "/catalog.rs"));
+}
