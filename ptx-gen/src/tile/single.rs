@@ -72,7 +72,7 @@ impl<'k> Accumulators<'k> {
 
 /// Output fragments that are computed together before O takes them in: what the registers hold beside O,
 /// S and the split weights.
-const FRAGMENTS_AT_ONCE: usize = 4;
+const FRAGMENTS_AT_ONCE: usize = 8;
 
 impl Product for F32 {
     fn value_fragments<'k>(tile: &SharedTile<'k, Self>, at: Lanes<'k>) -> Fragments<'k, Self> {
