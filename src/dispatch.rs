@@ -138,7 +138,8 @@ impl fmt::Display for Choice {
 /// 4. the tiling whose launch is expected to end first: large tiles cost less for each row, small ones spread few rows
 ///    over more multiprocessors, and tiles packed with the heads of a group waste no rows on few query tokens;
 /// 5. the largest tiles;
-/// 6. a kernel made for the ratio of heads, then one made for the mask, to one that takes them as parameters.
+/// 6. one head to a tile: what packs a group of heads is chosen where that saves tiles;
+/// 7. a kernel made for the mask to one that takes it as a parameter.
 ///
 /// Machine code runs on a device of the same major version whose minor version is not older; `sm_90a` code on 9.0 only;
 /// PTX on every newer device.
@@ -185,7 +186,7 @@ fn rank(choice: &Choice, grid: &Grid, problem: &Problem, device: Capability) -> 
         code.arch(),
         cost::estimate(entry, grid, problem, device).map(|time| -time),
         u64::from(entry.block_q) * u64::from(entry.block_kv),
-        matches!(entry.group, Group::Packed(_)),
+        entry.group == Group::Any,
         entry.mask == MaskSupport::Causal,
     )
 }

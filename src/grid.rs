@@ -34,6 +34,20 @@ impl Grid {
         [self.heads, self.tiles, self.batch]
     }
 
+    /// How many tiles of a head blocks take from the last one down, longest first; the others follow from the first one up.
+    ///
+    /// All of them, as a rule: what ends last is then short. But where a multiprocessor gets one or two blocks and no more,
+    /// those that come second are to be shortest where the first are longest (16 heads of 2,048 tokens, head_dim 128: 67
+    /// instead of 81 us; H200, 2026-11-30).
+    pub(crate) fn longest_first(&self, multiprocessors: u32) -> u32 {
+        let once = u64::from(multiprocessors);
+        let one_or_two_each = self.batch == 1 && (once + 1..=2 * once).contains(&self.blocks());
+        match multiprocessors / self.heads.max(1) {
+            tiles_in_first_round @ 1.. if one_or_two_each => tiles_in_first_round.min(self.tiles),
+            _ => self.tiles,
+        }
+    }
+
     /// How many blocks there are.
     pub(crate) fn blocks(&self) -> u64 {
         u64::from(self.heads) * u64::from(self.tiles) * u64::from(self.batch)
@@ -48,5 +62,22 @@ impl Entry {
             Group::Packed(group) => u64::from(group.max(1)),
         };
         u64::from(LIMIT_YZ) * u64::from(self.block_q) / heads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Grid;
+
+    #[test]
+    fn long_blocks_meet_short_ones_where_each_multiprocessor_gets_one_or_two() {
+        let longest_first = |heads, tiles, batch| Grid { heads, tiles, batch }.longest_first(132);
+        assert_eq!(longest_first(16, 16, 1), 8, "128 blocks go first, 128 second");
+        assert_eq!(longest_first(12, 16, 1), 11);
+        assert_eq!(longest_first(200, 1, 1), 1, "a head's only tile");
+        assert_eq!(longest_first(12, 11, 1), 11, "132 blocks: one each");
+        assert_eq!(longest_first(8, 16, 1), 16, "128 blocks: fewer than multiprocessors");
+        assert_eq!(longest_first(16, 17, 1), 17, "272 blocks: more than two each");
+        assert_eq!(longest_first(16, 8, 2), 8, "batch elements follow one another");
     }
 }

@@ -204,18 +204,19 @@ impl Device {
             None if unsafe { current.is_capturing(stream) }? => return Err(Error::NotLoaded { kernel: choice.entry.name }),
             None => self.load(current, &choice)?,
         };
+        let params = params(problem, &pointers, grid.longest_first(self.capability().multiprocessors));
         let grid = grid.dims();
         let Entry { threads, shared_bytes, .. } = *choice.entry;
         let launch = Launch { function, grid, threads, shared_bytes };
         // SAFETY: the function was loaded into `current`, and its entry takes these parameters: it is one of
         // `self.catalog`. It accesses what the problem spans from these addresses on, which this function's contract
         // makes accessible; `dispatch` chose it for their alignment, and `check` found the outputs apart.
-        unsafe { current.launch(&launch, stream, &params(problem, &pointers)) }?;
+        unsafe { current.launch(&launch, stream, &params) }?;
         Ok(Launched { choice, grid })
     }
 }
 
-fn params(problem: &Problem, pointers: &Pointers) -> PrefillParams {
+fn params(problem: &Problem, pointers: &Pointers, longest_first: u32) -> PrefillParams {
     let shape = problem.shape();
     let strides = |operand| problem.region(operand).strides().map(|bytes| bytes / u64::from(problem.dtype().bytes()));
     let [q_batch_stride, q_seq_stride, q_head_stride] = strides(Operand::Q);
@@ -244,6 +245,7 @@ fn params(problem: &Problem, pointers: &Pointers) -> PrefillParams {
         kv_len: shape.kv_len,
         q_heads: shape.q_heads,
         group_reciprocal: (1_u64 << 32).div_ceil(problem.group().into()),
+        longest_first,
         causal: u32::from(problem.mask() == Mask::Causal),
         scale_log2: (f64::from(problem.scale()) * LOG2_E) as f32,
     }

@@ -57,6 +57,7 @@ pub static PREFILL: Layout = Layout {
         field("q_len",          Ty::U32, "Query tokens."),
         field("kv_len",         Ty::U32, "Key and value tokens."),
         field("q_heads",        Ty::U32, "Query heads."),
+        field("longest_first",  Ty::U32, "Tiles of a head that blocks take from the last one down; the others follow from the first one up."),
         field("causal",         Ty::U32, "1: causal mask aligned to the bottom right; 0: every key is visible."),
         field("scale_log2",     Ty::F32, "Softmax scale times log2(e)."),
     ],

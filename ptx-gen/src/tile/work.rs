@@ -50,7 +50,9 @@ pub struct QueryRows<'k, E> {
 impl<'k, E: Element> QueryRows<'k, E> {
     /// The rows of this block, from its index: (head or KV head, tile, batch). Of a batch element, the
     /// first blocks take the last tiles of all heads, which see the most keys: the longest work starts
-    /// first, and K and V of one batch element are in use at a time.
+    /// first, and K and V of one batch element are in use at a time. Where all blocks run at once, the
+    /// launcher lets the second half go from the first tile up, so that long and short ones share a
+    /// multiprocessor.
     pub fn of_block(k: &'k Kernel, variant: &Variant) -> Self {
         let (head_index, batch) = (k.special(Special::CtaIdX), k.special(Special::CtaIdZ));
         let q_len = k.param::<u32>("q_len");
@@ -60,7 +62,9 @@ impl<'k, E: Element> QueryRows<'k, E> {
             // every K and V address into vector registers.
             Group::Any => (head_index, (head_index.to_u64() * k.param::<u64>("group_reciprocal")).high_half(), q_len),
         };
-        let tile = k.special(Special::NctaIdY) - 1 - k.special(Special::CtaIdY);
+        let (turn, longest_first) = (k.special(Special::CtaIdY), k.param::<u32>("longest_first"));
+        let from_last = k.special(Special::NctaIdY) - 1 - turn;
+        let tile = turn.lt(longest_first).select(from_last, turn - longest_first);
         let block_q = variant.tiling.block_q;
         QueryRows { group: variant.group, batch, head, kv_head, first: tile * block_q, total, block_q, element: PhantomData }
     }
