@@ -212,11 +212,11 @@ impl Driver {
     pub(crate) fn keep_current<R>(&self, body: impl FnOnce() -> R) -> R {
         let before = self.current_context();
         let result = body();
-        if let (Ok(before), Ok(after)) = (before, self.current_context()) {
-            if before != after {
-                // SAFETY: it was current when `body` began; null stands for none. A failure leaves nothing to be done.
-                let _ = unsafe { (self.functions.cuCtxSetCurrent)(before) };
-            }
+        if let (Ok(before), Ok(after)) = (before, self.current_context())
+            && before != after
+        {
+            // SAFETY: it was current when `body` began; null stands for none. A failure leaves nothing to be done.
+            let _ = unsafe { (self.functions.cuCtxSetCurrent)(before) };
         }
         result
     }

@@ -156,13 +156,13 @@ impl Tiling {
 
     /// Fails while the table is compiled if the kernel cannot have this tiling.
     pub const fn assert_legal(&self, dtype: DType) {
-        assert!(self.block_q > 0 && self.block_q % (16 * self.warps) == 0, "a warp owns whole m16 fragments");
-        assert!(self.block_kv % 16 == 0, "keys come in pairs of n8 fragments");
-        assert!(self.head_dim % 64 == 0, "a row is a whole number of 128-byte swizzle spans");
+        assert!(self.block_q > 0 && self.block_q.is_multiple_of(16 * self.warps), "a warp owns whole m16 fragments");
+        assert!(self.block_kv.is_multiple_of(16), "keys come in pairs of n8 fragments");
+        assert!(self.head_dim.is_multiple_of(64), "a row is a whole number of 128-byte swizzle spans");
         let copies_per_row = self.head_dim * dtype.bytes() / self.form.copy_bytes();
-        assert!(self.threads() % copies_per_row == 0, "a pass of copies covers whole rows");
-        assert!(self.block_q % (self.threads() / copies_per_row) == 0, "whole passes cover a tile of Q");
-        assert!(self.block_kv % (self.threads() / copies_per_row) == 0, "whole passes cover a tile of K");
+        assert!(self.threads().is_multiple_of(copies_per_row), "a pass of copies covers whole rows");
+        assert!(self.block_q.is_multiple_of(self.threads() / copies_per_row), "whole passes cover a tile of Q");
+        assert!(self.block_kv.is_multiple_of(self.threads() / copies_per_row), "whole passes cover a tile of K");
         assert!(self.shared_bytes(dtype) <= self.tiles.shared_limit(), "tiles exceed the shared memory of a block");
     }
 }

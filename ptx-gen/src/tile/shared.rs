@@ -105,7 +105,7 @@ impl<'k, E: TileElement> Fragments<'k, E> {
 
     /// Pointer and byte offset for `row`, a multiple of 8, and `chunk`.
     fn at(&self, row: u32, chunk: u32) -> (Ptr<'k, Shared, E>, u32) {
-        assert!(row % 8 == 0, "row {row}: the swizzle would depend on it");
+        assert!(row.is_multiple_of(8), "row {row}: the swizzle would depend on it");
         let row_offset = self.tile.offset + row * self.tile.row_bytes();
         if !SharedTile::<E>::IS_SWIZZLED {
             return (Ptr::from_address(self.lane), row_offset + chunk * CHUNK_BYTES);
