@@ -72,7 +72,7 @@ fn entry(text: &mut String, kernel: &Kernel, assembled: &Assembled, checker: &st
         let _ = writeln!(text, "        {name}: {value},");
     };
     field("name", &format!("{:?}", v.name));
-    field("family", &format!("Family::{}", camel_case(&v.family)));
+    field("family", &format!("{:?}", v.family));
     field("dtype", &format!("DType::{}", v.dtype.to_ascii_uppercase()));
     field("head_dim", &v.head_dim);
     field("group", &group);
@@ -109,10 +109,4 @@ fn ptx_literal(variant: &Variant, checker: Option<&str>) -> String {
 fn arch_literal(arch: Arch) -> String {
     let Arch { major, minor, specific } = arch;
     format!("Arch {{ major: {major}, minor: {minor}, specific: {specific} }}")
-}
-
-/// `prefill_mma` as a Rust type is called: `PrefillMma`.
-fn camel_case(name: &str) -> String {
-    let word = |word: &str| word.get(..1).unwrap_or_default().to_ascii_uppercase() + word.get(1..).unwrap_or_default();
-    name.split('_').map(word).collect()
 }

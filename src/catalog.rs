@@ -9,8 +9,8 @@ use crate::shape::DType;
 pub struct Entry {
     /// Name of the variant, of its files and of its entry point.
     pub name: &'static str,
-    /// How it works.
-    pub family: Family,
+    /// How it works: `prefill_mma` is prefill with `mma.sync` and `cp.async`, for Ampere and newer.
+    pub family: &'static str,
     /// Element type of q, k, v and o.
     pub dtype: DType,
     /// Elements of a head.
@@ -101,13 +101,6 @@ pub enum MaskSupport {
     Any,
 }
 
-/// How a kernel works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// Prefill with `mma.sync` and `cp.async`: Ampere and newer.
-    PrefillMma,
-}
-
 /// How the packaged kernels were built.
 #[derive(Debug)]
 pub struct Build {
@@ -139,7 +132,7 @@ mod generated {
     //! Written by the build script.
 
     #[allow(unused_imports, reason = "a catalogue without PTX, or without cubins, needs fewer")]
-    use super::{Arch, Build, Cubin, DType, Entry, Family, Group, MaskSupport, Ptx};
+    use super::{Arch, Build, Cubin, DType, Entry, Group, MaskSupport, Ptx};
 
     /// A cubin of `OUT_DIR`, aligned as the driver likes it.
     #[allow(unused_macros, reason = "a build without ptxas has no cubins")]

@@ -61,7 +61,7 @@ mod refusal;
 mod shape;
 mod slices;
 
-pub use catalog::{Arch, Build, Cubin, Entry, Family, Group, MaskSupport, Ptx, build_info, catalog};
+pub use catalog::{Arch, Build, Cubin, Entry, Group, MaskSupport, Ptx, build_info, catalog};
 pub use cudarc;
 pub use device::Device;
 pub use dispatch::{Alignment, Capability, Choice, Code, Policy, dispatch};

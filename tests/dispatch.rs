@@ -1,8 +1,8 @@
 //! Which kernel is picked: on small catalogues where each rule shows, and on the packaged one.
 
 use attnpack::{
-    Alignment, Arch, Capability, Code, Cubin, DType, Entry, Error, Family, Group, Mask, MaskSupport, Operand, Pointers, Policy, Problem,
-    Ptx, RowStart, Shape, Strides, catalog, dispatch,
+    Alignment, Arch, Capability, Code, Cubin, DType, Entry, Error, Group, Mask, MaskSupport, Operand, Pointers, Policy, Problem, Ptx,
+    RowStart, Shape, Strides, catalog, dispatch,
 };
 
 const fn arch(major: u32, minor: u32) -> Arch {
@@ -23,7 +23,7 @@ const PORTABLE: Option<Ptx> = Some(Ptx { text: "", version: (7, 0), target: arch
 /// A kernel of every ratio and mask in bf16 with head_dim 128; the cases change what they are about.
 const BASE: Entry = Entry {
     name: "base",
-    family: Family::PrefillMma,
+    family: "test",
     dtype: DType::BF16,
     head_dim: 128,
     group: Group::Any,
@@ -291,6 +291,41 @@ fn rows_on_4_bytes_get_narrow_copies() {
     assert_eq!(at(0x3004), Ok("narrow"));
     let part = RowStart::Address;
     assert_eq!(at(0x3002), Err(Error::Misaligned { operand: Operand::V, part, bytes: 0x3002, required: 4 }));
+}
+
+#[test]
+fn alignment_counts_every_operand_and_dimension() {
+    let shape = Shape { batch: 2, q_len: 4, kv_len: 4, ..SHAPE };
+    let contiguous = |operand| Strides::contiguous(4, if matches!(operand, Operand::Q | Operand::O) { 8 } else { 2 }, 128);
+    for operand in [Operand::Q, Operand::K, Operand::V, Operand::O] {
+        // Two elements of bf16 more: rows start on 4 bytes.
+        let Strides { batch, seq, head } = contiguous(operand);
+        for strides in [
+            Strides { batch: batch + 2, seq, head },
+            Strides { batch: batch + 8, seq: seq + 2, head },
+            Strides { batch: batch + 64, seq: seq + 16, head: head + 2 },
+        ] {
+            let builder = Problem::prefill(DType::BF16, shape);
+            let builder = match operand {
+                Operand::Q => builder.q_strides(strides),
+                Operand::K => builder.k_strides(strides),
+                Operand::V => builder.v_strides(strides),
+                _ => builder.o_strides(strides),
+            };
+            let problem = builder.build().expect("legal");
+            assert_eq!(Alignment::of_strides(&problem).bytes(), 4, "{operand:?} {strides:?}");
+        }
+        let aligned = Problem::prefill(DType::BF16, shape).build().expect("legal");
+        let mut pointers = Pointers { q: 1 << 20, k: 2 << 20, v: 3 << 20, o: 4 << 20, lse: None };
+        assert_eq!(Alignment::of(&aligned, &pointers).bytes(), 16);
+        match operand {
+            Operand::Q => pointers.q += 4,
+            Operand::K => pointers.k += 4,
+            Operand::V => pointers.v += 4,
+            _ => pointers.o += 4,
+        }
+        assert_eq!(Alignment::of(&aligned, &pointers).bytes(), 4, "{operand:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use crate::variant::Variant;
-use crate::{kernels, manifest, params, table};
+use crate::{manifest, params, table};
 
 const USAGE: &str = "usage:
   ptx-gen list                       every variant and the models it serves
@@ -47,7 +47,7 @@ fn list() -> String {
             v.name(),
             format!("{}x{}", t.block_q, t.block_kv),
             t.threads(),
-            t.shared_bytes(v.dtype),
+            v.shared_bytes(),
             t.tiles.archs().join(" "),
             v.models
         ));
@@ -59,7 +59,7 @@ fn show(name: &str) -> Result<String, String> {
     let variants = table::variants();
     let variant = variants.iter().find(|v| v.name() == name);
     let variant = variant.ok_or_else(|| format!("no variant is named '{name}'; `ptx-gen list` prints all"))?;
-    Ok(kernels::build(variant).emit()?.ptx)
+    Ok(variant.build().emit()?.ptx)
 }
 
 struct Options {
@@ -139,7 +139,7 @@ fn emit(options: &Options) -> Result<(), String> {
     fs::create_dir_all(dir).map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
     let mut lines = manifest::header();
     for variant in &variants {
-        let text = kernels::build(variant).emit()?;
+        let text = variant.build().emit()?;
         write(&format!("{}.ptx", variant.name()), &text.ptx)?;
         lines.push_str(&manifest::line(variant, text.version));
     }

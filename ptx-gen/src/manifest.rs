@@ -25,7 +25,7 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
         let _ = write!(line, "\t{key}={value}");
     };
     field("name", &variant.name());
-    field("family", &variant.family);
+    field("family", &variant.family.name);
     field("dtype", &variant.dtype);
     field("head_dim", &tiling.head_dim);
     field("group", &variant.group);
@@ -36,10 +36,10 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
     field("block_kv", &tiling.block_kv);
     field("blocks_per_sm", &tiling.blocks_per_sm);
     field("threads", &tiling.threads());
-    field("shared_bytes", &tiling.shared_bytes(variant.dtype));
+    field("shared_bytes", &variant.shared_bytes());
     field("spill_bytes", &SPILL_BYTES);
     field("ptx_version", &version);
-    field("target", &variant.target());
+    field("target", &variant.family.target);
     field("archs", &tiling.tiles.archs().join(","));
     field("portable", &u32::from(variant.is_portable()));
     field("models", &variant.models);

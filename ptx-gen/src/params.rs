@@ -130,6 +130,9 @@ pub(crate) fn rust_source() -> String {
             layout.size(),
             layout.name
         );
+        for (field, offset) in layout.offsets() {
+            let _ = writeln!(source, "const _: () = assert!(core::mem::offset_of!({}, {}) == {offset});", layout.name, field.name);
+        }
     }
     source
 }

@@ -1,6 +1,7 @@
 //! The tilings and the pairs of head_dim and ratio, as data. A row here is all that a new variant of a
 //! family needs.
 
+use crate::kernels::prefill_mma;
 use crate::variant::{DType, Family, Form, Group, Mask, Tiles, Tiling, Variant};
 
 /// A head_dim, the query heads per KV head, and published models that have both.
@@ -43,7 +44,7 @@ enum Heads {
     /// head has fewer query tokens than a tile has rows (2.3 times at 16 tokens over 4,096 keys, ratio 4,
     /// batch 16; H200, 2026-11-30) and nowhere else, so only the short form has it.
     Packed,
-    /// One variant that takes ratio and mask as launch parameters.
+    /// One variant that takes ratio and mask as launch parameters; its models are those without groups.
     Parameter,
 }
 
@@ -77,7 +78,7 @@ type Blocks = (u32, u32, u32, u32);
 const fn row(precision: Precision, head_dim: u32, heads: Heads, form: Form, tiles: Tiles, blocks: Blocks) -> Row {
     let (block_q, block_kv, warps, blocks_per_sm) = blocks;
     let tiling = Tiling { head_dim, block_q, block_kv, warps, form, blocks_per_sm, tiles };
-    tiling.assert_legal(precision.dtypes()[0]);
+    prefill_mma::assert_legal(&tiling, precision.dtypes()[0]);
     Row { precision, heads, tiling }
 }
 
@@ -86,9 +87,11 @@ use Heads::{Packed, Parameter};
 use Precision::{Half, Single};
 use Tiles::{Everywhere, Large, Small};
 
-/// Rows of the mma.sync family.
+/// Every family and its rows.
+static FAMILIES: &[(&Family, &[Row])] = &[(&prefill_mma::PREFILL_MMA, PREFILL_MMA_ROWS)];
+
 #[rustfmt::skip]
-static PREFILL_MMA: &[Row] = &[
+static PREFILL_MMA_ROWS: &[Row] = &[
     //  precision  D   ratio      made for   serves      (q,  kv, warps, blocks per SM)
     row(Half,      64, Packed,    Short,     Everywhere, ( 64,  64, 4, 3)),
     row(Half,      64, Parameter, Main,      Everywhere, (128, 128, 4, 2)),
@@ -109,17 +112,19 @@ static PREFILL_MMA: &[Row] = &[
 /// Every variant, in the order of the table.
 pub fn variants() -> Vec<Variant> {
     let mut variants = Vec::new();
-    for row in PREFILL_MMA {
+    for (family, row) in FAMILIES.iter().flat_map(|(family, rows)| rows.iter().map(move |row| (*family, row))) {
         for &dtype in row.precision.dtypes() {
-            let variant = |group, mask, models| Variant { family: Family::PrefillMma, dtype, group, mask, tiling: row.tiling, models };
+            let variant = |group, mask, models| Variant { family, dtype, group, mask, tiling: row.tiling, models };
+            let pairs = PAIRS.iter().filter(|pair| pair.head_dim == row.tiling.head_dim);
             match row.heads {
-                Heads::Packed => variants.extend(
-                    PAIRS
-                        .iter()
-                        .filter(|p| p.head_dim == row.tiling.head_dim && p.group > 1)
-                        .map(|p| variant(Group::Packed(p.group), Mask::Causal, p.models)),
-                ),
-                Heads::Parameter => variants.push(variant(Group::Any, Mask::Any, "any ratio, any mask")),
+                Heads::Packed => {
+                    let packed = pairs.filter(|pair| pair.group > 1);
+                    variants.extend(packed.map(|pair| variant(Group::Packed(pair.group), Mask::Causal, pair.models)));
+                }
+                Heads::Parameter => {
+                    let mut ungrouped = pairs.filter(|pair| pair.group == 1).map(|pair| pair.models);
+                    variants.push(variant(Group::Any, Mask::Any, ungrouped.next_back().unwrap_or_default()));
+                }
             }
         }
     }

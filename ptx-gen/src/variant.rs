@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::params::Layout;
+use crate::ptx::builder::{Header, Kernel};
 use crate::ptx::inst::Target;
 
 /// Element type of q, k, v and o.
@@ -144,41 +146,32 @@ impl Tiling {
         self.warps * 32
     }
 
-    /// Dynamic shared memory of a block in bytes: one tile of Q, one of K, one of V.
-    pub const fn shared_bytes(&self, dtype: DType) -> u32 {
-        (self.block_q + 2 * self.block_kv) * (self.head_dim * dtype.bytes() + dtype.row_padding_bytes())
-    }
-
     /// m16 fragments that a warp owns.
     pub const fn fragments_per_warp(&self) -> u32 {
         self.block_q / (16 * self.warps)
     }
-
-    /// Fails while the table is compiled if the kernel cannot have this tiling.
-    pub const fn assert_legal(&self, dtype: DType) {
-        assert!(self.block_q > 0 && self.block_q.is_multiple_of(16 * self.warps), "a warp owns whole m16 fragments");
-        assert!(self.block_kv.is_multiple_of(16), "keys come in pairs of n8 fragments");
-        assert!(self.head_dim.is_multiple_of(64), "a row is a whole number of 128-byte swizzle spans");
-        let copies_per_row = self.head_dim * dtype.bytes() / self.form.copy_bytes();
-        assert!(self.threads().is_multiple_of(copies_per_row), "a pass of copies covers whole rows");
-        assert!(self.block_q.is_multiple_of(self.threads() / copies_per_row), "whole passes cover a tile of Q");
-        assert!(self.block_kv.is_multiple_of(self.threads() / copies_per_row), "whole passes cover a tile of K");
-        assert!(self.shared_bytes(dtype) <= self.tiles.shared_limit(), "tiles exceed the shared memory of a block");
-    }
 }
 
-/// Kernel family: one file of `kernels/`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// `kernels/prefill_mma.rs`
-    PrefillMma,
+/// Kernel family: one file of `kernels/` describes itself with one of these.
+#[derive(Debug)]
+pub struct Family {
+    /// Beginning of its variants' names.
+    pub name: &'static str,
+    /// The `.target` of its PTX.
+    pub target: Target,
+    /// Its parameter block.
+    pub params: &'static Layout,
+    /// Dynamic shared memory of a block in bytes.
+    pub shared_bytes: fn(&Tiling, DType) -> u32,
+    /// Writes a variant's kernel.
+    pub build: fn(&Variant, &Kernel),
 }
 
 /// One kernel to generate.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     /// Kernel family.
-    pub family: Family,
+    pub family: &'static Family,
     /// Element type.
     pub dtype: DType,
     /// Ratio of query to KV heads.
@@ -196,7 +189,7 @@ impl Variant {
     pub fn name(&self) -> String {
         format!(
             "{}_{}_d{}_g{}_{}{}_{}",
-            self.family,
+            self.family.name,
             self.dtype,
             self.tiling.head_dim,
             self.group,
@@ -206,24 +199,27 @@ impl Variant {
         )
     }
 
-    /// The `.target` of its PTX.
-    pub fn target(&self) -> Target {
-        match self.family {
-            Family::PrefillMma => Target::SM_80,
-        }
+    /// Dynamic shared memory of a block in bytes.
+    pub fn shared_bytes(&self) -> u32 {
+        (self.family.shared_bytes)(&self.tiling, self.dtype)
+    }
+
+    /// The kernel.
+    pub fn build(&self) -> Kernel {
+        let kernel = Kernel::new(Header {
+            name: self.name(),
+            target: self.family.target,
+            threads: self.tiling.threads(),
+            blocks_per_sm: self.tiling.blocks_per_sm,
+            params: self.family.params,
+        });
+        (self.family.build)(self, &kernel);
+        kernel
     }
 
     /// Whether its PTX is the last resort on a GPU that no cubin serves: fits everywhere, takes any ratio.
     pub fn is_portable(&self) -> bool {
         self.tiling.tiles != Tiles::Large && self.group == Group::Any
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Family::PrefillMma => "prefill_mma",
-        })
     }
 }
 

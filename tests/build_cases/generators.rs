@@ -96,7 +96,7 @@ fn the_catalogue_is_literal_and_names_what_checked_it() {
         &[
             "ptxas: Some(\"13.0.88\")",
             "archs: &[Arch { major: 8, minor: 0, specific: false }, Arch { major: 9, minor: 0, specific: false }]",
-            "name: \"portable_sm80\",\n        family: Family::PrefillMma,\n        dtype: DType::BF16,",
+            "name: \"portable_sm80\",\n        family: \"prefill_mma\",\n        dtype: DType::BF16,",
             "group: Group::Packed(4),\n        mask: MaskSupport::Causal,",
             "models: \"Llama-3-8B, \\\"quoted\\\"\"",
             "arch: Arch { major: 9, minor: 0, specific: true }, image: cubin!(concat!(env!(\"OUT_DIR\"), \"/cubin/hopper_sm90a.sm_90a.cubin\"))",

@@ -16,37 +16,49 @@
 //!    of the keys: they are masked, the rest runs without a comparison.
 //! 4. V of a tile travels while its scores are computed, K of the next tile while the softmax runs.
 //! 5. l is summed per lane, and over the four lanes that share a row only at the end.
-//! 6. Blocks start with the last query rows of all heads, which see the most keys.
+//! 6. Blocks start with the last query rows of all heads, which see the most keys, unless all run at once.
 //! 7. With a packed group, a tile row is a (token, query head) pair: K and V are read once per group.
 
 use crate::params;
-use crate::ptx::builder::{Header, Kernel};
+use crate::ptx::builder::Kernel;
+use crate::ptx::inst::Target;
 use crate::ptx::types::Reg;
 use crate::tile::copy::TileCopy;
 use crate::tile::element::{Bf16, F16, F32};
 use crate::tile::lanes::Lanes;
-use crate::tile::product::{Online, Product, Shrink};
+use crate::tile::product::{Online, Product};
 use crate::tile::shared::{Fragments, SharedTile};
 use crate::tile::store::{RowTarget, store_row};
 use crate::tile::work::{HeadRows, QueryRows, VisibleKeys};
-use crate::variant::{DType, Tiling, Variant};
+use crate::variant::{DType, Family, Tiling, Variant};
 
-/// Builds a variant's kernel.
-pub fn build(variant: &Variant) -> Kernel {
-    let tiling = &variant.tiling;
-    let kernel = Kernel::new(Header {
-        name: variant.name(),
-        target: variant.target(),
-        threads: tiling.threads(),
-        blocks_per_sm: tiling.blocks_per_sm,
-        params: &params::PREFILL,
-    });
+/// The family, for the table.
+pub static PREFILL_MMA: Family = Family { name: "prefill_mma", target: Target::SM_80, params: &params::PREFILL, shared_bytes, build };
+
+/// One tile of Q, one of K, one of V.
+const fn shared_bytes(t: &Tiling, dtype: DType) -> u32 {
+    (t.block_q + 2 * t.block_kv) * (t.head_dim * dtype.bytes() + dtype.row_padding_bytes())
+}
+
+/// Fails while the table is compiled if the kernel cannot have this tiling.
+pub const fn assert_legal(t: &Tiling, dtype: DType) {
+    assert!(t.block_q > 0 && t.block_q.is_multiple_of(16 * t.warps), "a warp owns whole m16 fragments");
+    assert!(t.block_kv.is_multiple_of(16), "keys come in pairs of n8 fragments");
+    assert!(t.head_dim.is_multiple_of(64), "a row is a whole number of swizzle spans, and of groups of four n8 fragments");
+    let copies_per_row = t.head_dim * dtype.bytes() / t.form.copy_bytes();
+    assert!(t.threads().is_multiple_of(copies_per_row), "a pass of copies covers whole rows");
+    let rows_per_pass = t.threads() / copies_per_row;
+    assert!(rows_per_pass <= 2 || rows_per_pass.is_multiple_of(4), "the swizzle of a pass's rows follows from the first by XOR");
+    assert!(t.block_q.is_multiple_of(rows_per_pass) && t.block_kv.is_multiple_of(rows_per_pass), "whole passes cover a tile");
+    assert!(shared_bytes(t, dtype) <= t.tiles.shared_limit(), "tiles exceed the shared memory of a block");
+}
+
+fn build(variant: &Variant, k: &Kernel) {
     match variant.dtype {
-        DType::F16 => prefill::<F16>(&kernel, variant),
-        DType::Bf16 => prefill::<Bf16>(&kernel, variant),
-        DType::F32 => prefill::<F32>(&kernel, variant),
+        DType::F16 => prefill::<F16>(k, variant),
+        DType::Bf16 => prefill::<Bf16>(k, variant),
+        DType::F32 => prefill::<F32>(k, variant),
     }
-    kernel
 }
 
 fn prefill<E: Product>(k: &Kernel, variant: &Variant) {
@@ -71,7 +83,7 @@ fn prefill<E: Product>(k: &Kernel, variant: &Variant) {
     });
     k.commit_copies();
 
-    let mut online = Online::start(k, t.fragments_per_warp(), t.head_dim);
+    let state = Online::start(k, t.fragments_per_warp(), t.head_dim);
     let step = Step {
         k,
         t,
@@ -85,9 +97,9 @@ fn prefill<E: Product>(k: &Kernel, variant: &Variant) {
         rows: &rows,
         scale_log2: k.param("scale_log2"),
     };
-    k.each_down("masked tile", keys.tiles, keys.whole_tiles, |n| step.absorb(n, true, &mut online));
-    k.each_down("whole tile", keys.whole_tiles, k.constant(0), |n| step.absorb(n, false, &mut online));
-    finish::<E>(k, variant, &online);
+    k.each_down("masked tile", keys.tiles, keys.whole_tiles, |n| step.absorb(n, true, &state));
+    k.each_down("whole tile", keys.whole_tiles, k.constant(0), |n| step.absorb(n, false, &state));
+    finish::<E>(k, variant, &state);
 }
 
 /// The tiles of a block in shared memory.
@@ -141,7 +153,7 @@ struct Step<'a, 'k, E> {
 
 impl<'k, E: Product> Step<'_, 'k, E> {
     /// Folds key tile `n` into (m, l, O): FlashAttention-2's inner step.
-    fn absorb(&self, n: Reg<'k, u32>, masked: bool, row: &mut Online<'k>) {
+    fn absorb(&self, n: Reg<'k, u32>, masked: bool, state: &Online<'k>) {
         let Step { k, t, keys, .. } = *self;
         k.note("K(n) is here, and nobody reads V(n + 1) any more: V(n) travels during S");
         k.await_copies(0);
@@ -164,41 +176,40 @@ impl<'k, E: Product> Step<'_, 'k, E> {
         k.commit_copies();
 
         k.note("m grows to cover this tile");
-        let old = row.m.get();
+        let old = state.m.get();
         let new = old.max(&(&s.row_max() * self.scale_log2));
         let m = if masked { new.zero_if_unseen() } else { new.clone() };
-        let shrink = Shrink { factor: (&old - &m).exp2(), any: new.differs_in_any_lane(&old) };
-        row.m.set(&new);
+        let shrink = (&old - &m).exp2();
+        state.m.set(&new);
 
         k.note("P = 2^(scale S - m)");
         let p = s.weights(self.scale_log2, &m);
-        row.l.scale(&shrink.factor);
-        row.l.add(&p.lane_sum());
+        state.l.scale(&shrink);
+        state.l.add(&p.lane_sum());
 
         k.note("O = shrink O + P V");
-        E::accumulate(k, &row.o, &shrink, &E::left_operands(k, &p), &self.v_rows);
+        E::accumulate(k, &state.o, &shrink, &E::left_operands(k, &p), &self.v_rows);
     }
 }
 
 /// O / l and the log-sum-exp, stored.
 ///
 /// Indices are computed anew: carried through the loops they would cost registers there.
-fn finish<'k, E: Product>(k: &'k Kernel, variant: &Variant, row: &Online<'k>) {
+fn finish<'k, E: Product>(k: &'k Kernel, variant: &Variant, state: &Online<'k>) {
     let t = &variant.tiling;
     let at = Lanes::new(k);
     let rows = QueryRows::<E>::of_block(k, variant);
     let tensor_o = rows.tensor(k, "o");
     k.await_copies(0);
     k.note("O / l; a row that saw no key gives 0");
-    let l = row.l.get().sum_over_quad();
-    row.o.scale_rows(&l.map(|l| l.eq(0.0f32).select(0.0f32, l.recip())));
+    let l = state.l.get().sum_over_quad();
+    state.o.scale_rows(&l.map(|l| l.eq(0.0f32).select(0.0f32, l.recip())));
     k.note("lse = (m + log2 l) * ln 2, -inf for a row that saw no key");
-    let lse = row.m.get().zip(&l, |m, l| (m + l.log2()) * std::f32::consts::LN_2);
+    let lse = state.m.get().zip(&l, |m, l| (m + l.log2()) * std::f32::consts::LN_2);
     let stores_lse = at.in_quad.eq(0u32).and(rows.wants_lse(k));
     for (i, r) in rows.of_lane(t, at).0.into_iter().enumerate() {
-        let pairs: Vec<_> = row.o.0[i / 2].iter().map(|f| [f[2 * (i % 2)].get(), f[2 * (i % 2) + 1].get()]).collect();
         let target = RowTarget { start: rows.start_of(r, &tensor_o), exists: rows.exists(r), align_bytes: t.form.copy_bytes() };
-        store_row(k, at, &target, &pairs);
+        store_row(k, at, &target, &state.o.row(i));
         k.when(stores_lse.and(target.exists), || rows.lse_row(k, r).store(&[lse.0[i]], 0));
     }
 }

@@ -59,13 +59,22 @@ pub struct Kernel {
     pub(super) body: RefCell<Vec<Stmt>>,
     pub(super) regs: RefCell<Vec<RegInfo>>,
     guard: Cell<Option<Guard>>,
+    /// How many divergent branches the current place lies behind.
+    divergent: Cell<u32>,
     labels: Cell<u32>,
 }
 
 impl Kernel {
     /// An empty kernel.
     pub fn new(header: Header) -> Self {
-        Kernel { header, body: RefCell::default(), regs: RefCell::default(), guard: Cell::new(None), labels: Cell::new(0) }
+        Kernel {
+            header,
+            body: RefCell::default(),
+            regs: RefCell::default(),
+            guard: Cell::new(None),
+            divergent: Cell::new(0),
+            labels: Cell::new(0),
+        }
     }
 
     /// Heads the following instructions with a remark.
@@ -88,6 +97,12 @@ impl Kernel {
 
     #[track_caller]
     pub(super) fn push(&self, inst: Inst) {
+        let partial = self.guard.get().is_some() || self.divergent.get() > 0;
+        assert!(
+            !partial || !inst.needs_whole_warp(),
+            "{}: {inst:?} needs every lane of the warp, but some may not reach it",
+            Location::caller()
+        );
         if let Some((d, sources)) = inst.pure_function() {
             let uniform = self.guard.get().is_none() && sources.iter().all(|s| self.is_uniform_src(*s));
             self.regs.borrow_mut()[d.0 as usize].uniform = uniform;
@@ -151,7 +166,10 @@ impl Kernel {
     #[track_caller]
     pub fn when(&self, condition: Reg<'_, bool>, body: impl FnOnce()) {
         let skip = self.branch_unless(condition);
+        let outside = self.divergent.get();
+        self.divergent.set(outside + u32::from(!condition.is_uniform()));
         body();
+        self.divergent.set(outside);
         self.place(skip);
     }
 
@@ -174,7 +192,9 @@ impl Kernel {
         self.regs.borrow_mut()[reg.0 as usize].uniform = false;
     }
 
+    #[track_caller]
     fn label(&self, what: &'static str) -> Label {
+        assert!(self.guard.get().is_none(), "{}: a guard covers instructions, not branches", Location::caller());
         let number = self.labels.get();
         self.labels.set(number + 1);
         Label { number, what }

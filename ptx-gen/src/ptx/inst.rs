@@ -275,6 +275,25 @@ impl Inst {
         }
     }
 
+    /// Whether all lanes of the warp (or more) must execute it together: `.sync.aligned` and block-wide barriers.
+    pub fn needs_whole_warp(&self) -> bool {
+        use Inst::*;
+        matches!(
+            self,
+            LdMatrix { .. }
+                | StMatrix { .. }
+                | Mma { .. }
+                | ShflBfly { .. }
+                | ShflIdx { .. }
+                | VoteAny { .. }
+                | BarSync
+                | NamedBarrier { .. }
+        ) || matches!(
+            self,
+            SetMaxNReg { .. } | Elect { .. } | Wgmma { .. } | WgmmaFence | WgmmaCommit | WgmmaWait { .. } | ClusterBarrier { .. }
+        )
+    }
+
     /// The register that a computation defines and the values it is computed from: what uniformity
     /// propagates through. `None` for everything whose result differs from lane to lane.
     pub fn pure_function(&self) -> Option<(RegId, Vec<Src>)> {

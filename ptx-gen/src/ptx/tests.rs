@@ -55,6 +55,30 @@ fn branches_on_uniform_conditions_are_uniform() {
 }
 
 #[test]
+#[should_panic(expected = "needs every lane of the warp")]
+fn a_shuffle_in_a_divergent_branch_is_refused() {
+    let k = kernel();
+    let lane = k.special(Special::TidX);
+    k.when(lane.eq(0u32), || _ = lane.shuffle_xor(1));
+}
+
+#[test]
+#[should_panic(expected = "needs every lane of the warp")]
+fn a_guarded_shuffle_is_refused() {
+    let k = kernel();
+    let lane = k.special(Special::TidX);
+    k.guarded(lane.eq(0u32), || _ = lane.shuffle_xor(1));
+}
+
+#[test]
+#[should_panic(expected = "a guard covers instructions, not branches")]
+fn a_branch_under_a_guard_is_refused() {
+    let k = kernel();
+    let first = k.special(Special::TidX).eq(0u32);
+    k.guarded(first, || k.when(first, || {}));
+}
+
+#[test]
 fn a_loop_may_run_zero_times() {
     let k = kernel();
     k.each_down("tile", k.param::<u32>("q_len"), k.constant(0), |n| {

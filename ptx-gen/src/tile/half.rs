@@ -2,7 +2,8 @@
 
 use super::element::{Bf16, F16, Half};
 use super::lanes::Lanes;
-use super::product::{LeftOperand, N8, Output, Product, Scores, Shrink};
+use super::product::{LeftOperand, N8, Output, Product, Scores};
+use super::rows::PerRow;
 use super::shared::{Fragments, SharedTile};
 use crate::ptx::builder::Kernel;
 use crate::ptx::types::{Bits32, Reg};
@@ -27,10 +28,16 @@ fn scores<'k, E: Half>(k: &'k Kernel, fragments: u32, q: &Fragments<'k, E>, keys
     Scores(s)
 }
 
-fn accumulate<'k, E: Half>(k: &'k Kernel, o: &Output<'k>, shrink: &Shrink<'k>, p: &[Vec<LeftOperand<'k>>], values: &Fragments<'k, E>) {
+fn accumulate<'k, E: Half>(
+    k: &'k Kernel,
+    o: &Output<'k>,
+    shrink: &PerRow<Reg<'k, f32>>,
+    p: &[Vec<LeftOperand<'k>>],
+    values: &Fragments<'k, E>,
+) {
     // The maximum seldom grows after the first tiles. The branch also keeps ptxas from holding P in f32
     // while O is multiplied, which costs more registers than there are.
-    k.when(shrink.any, || o.scale_rows(&shrink.factor));
+    k.when(shrink.any_is_not(1.0), || o.scale_rows(shrink));
     for step in 0..values.rows() / K16 {
         let a = p.iter().map(|row| row[step as usize]);
         for n in (0..values.columns() / N8).step_by(2) {
@@ -64,7 +71,7 @@ macro_rules! half_product {
             p.0.iter().map(|row| row.chunks_exact(2).map(|p| left_operand::<Self>(k, p)).collect()).collect()
         }
 
-        fn accumulate<'k>(k: &'k Kernel, o: &Output<'k>, shrink: &Shrink<'k>, p: &[Vec<LeftOperand<'k>>], values: &Fragments<'k, Self>) {
+        fn accumulate<'k>(k: &'k Kernel, o: &Output<'k>, shrink: &PerRow<Reg<'k, f32>>, p: &[Vec<LeftOperand<'k>>], values: &Fragments<'k, Self>) {
             accumulate(k, o, shrink, p, values);
         }
 

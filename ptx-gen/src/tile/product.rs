@@ -87,18 +87,16 @@ impl<'k> Output<'k> {
         }
     }
 
+    /// The lane's pairs of neighbouring values in one of its rows, one pair a fragment.
+    pub fn row(&self, row: usize) -> Vec<[Reg<'k, f32>; 2]> {
+        let first = 2 * (row % 2);
+        self.0[row / 2].iter().map(|fragment| [fragment[first].get(), fragment[first + 1].get()]).collect()
+    }
+
     /// Multiplies each row by its factor.
     pub fn scale_rows(&self, factor: &PerRow<Reg<'k, f32>>) {
         self.each(|row, mut value| value *= factor.0[row]);
     }
-}
-
-/// What a new running maximum does to sums over the keys so far.
-pub struct Shrink<'k> {
-    /// Factor of each row: 2^(m_old - m_new).
-    pub factor: PerRow<Reg<'k, f32>>,
-    /// Whether some factor in the warp is not 1: uniform.
-    pub any: Reg<'k, bool>,
 }
 
 /// State of the online softmax: one running maximum and one sum a row, and the output so far.
@@ -134,7 +132,13 @@ pub trait Product: TileElement {
     fn left_operands<'k>(k: &'k Kernel, p: &Scores<'k>) -> Vec<Vec<LeftOperand<'k>>>;
 
     /// O = shrink * O + P V.
-    fn accumulate<'k>(k: &'k Kernel, o: &Output<'k>, shrink: &Shrink<'k>, p: &[Vec<LeftOperand<'k>>], values: &Fragments<'k, Self>);
+    fn accumulate<'k>(
+        k: &'k Kernel,
+        o: &Output<'k>,
+        shrink: &PerRow<Reg<'k, f32>>,
+        p: &[Vec<LeftOperand<'k>>],
+        values: &Fragments<'k, Self>,
+    );
 
     /// A pair of output values as they are stored: one 32-bit word of two 16-bit values, or two words.
     fn store_words<'k>(k: &'k Kernel, lo: Reg<'k, f32>, hi: Reg<'k, f32>) -> Vec<Reg<'k, crate::ptx::types::Bits32>>;

@@ -63,9 +63,9 @@ impl<'k> PerRow<Reg<'k, f32>> {
 }
 
 impl<'k> PerRow<Reg<'k, f32>> {
-    /// Whether some row of the warp has another value in `other`: uniform.
-    pub fn differs_in_any_lane(&self, other: &Self) -> Reg<'k, bool> {
-        let differs = self.zip(other, |a, b| a.ne(b)).0;
+    /// Whether some row of the warp has another value than `value`: uniform.
+    pub fn any_is_not(&self, value: f32) -> Reg<'k, bool> {
+        let differs = self.map(|x| x.ne(value)).0;
         differs.into_iter().reduce(|a, b| a.or(b)).expect("a lane has rows").in_any_lane()
     }
 }

@@ -7,7 +7,8 @@
 
 use super::element::F32;
 use super::lanes::Lanes;
-use super::product::{LeftOperand, N8, Output, Product, Scores, Shrink};
+use super::product::{LeftOperand, N8, Output, Product, Scores};
+use super::rows::PerRow;
 use super::shared::{Fragments, SharedTile};
 use crate::ptx::builder::Kernel;
 use crate::ptx::inst::MmaType::Tf32;
@@ -23,15 +24,15 @@ struct Split<'k> {
     lo: Reg<'k, Bits32>,
 }
 
-/// hi is x as it stands: the instruction ignores what tf32 does not have (PTX ISA, "mma", `.tf32`). lo is
-/// the exact rest, rounded half away from zero to tf32's 11 bits. What is lost is at most 2^-22 of x,
-/// with either sign.
+/// hi is x rounded half away from zero to tf32's 11 bits. lo is the exact rest, of at most 12 bits; the
+/// instruction ignores what tf32 does not have (PTX ISA, "mma", `.tf32`), which is its last bit, if that:
+/// 2^-23 of x at most, with either sign.
 fn split(x: Reg<'_, f32>) -> Split<'_> {
-    const TF32_BITS: u32 = !((1 << 13) - 1);
     const HALF_ULP: u32 = 1 << 12;
-    let hi = x.reinterpret::<u32>() & TF32_BITS;
-    let lo = (x - hi.reinterpret::<f32>()).reinterpret::<u32>() + HALF_ULP;
-    Split { hi: x.to_bits(), lo: lo.reinterpret() }
+    const TF32_BITS: u32 = !((1 << 13) - 1);
+    let hi = (x.reinterpret::<u32>() + HALF_ULP) & TF32_BITS;
+    let lo = x - hi.reinterpret::<f32>();
+    Split { hi: hi.reinterpret(), lo: lo.to_bits() }
 }
 
 /// Accumulator fragments in two parts: the products of the large halves, and the small ones beside
@@ -99,18 +100,26 @@ impl Product for F32 {
         p.0.iter().map(|row| row.iter().map(|p| [p[0], p[2], p[1], p[3]].map(|p| p.to_bits())).collect()).collect()
     }
 
-    fn accumulate<'k>(k: &'k Kernel, o: &Output<'k>, shrink: &Shrink<'k>, p: &[Vec<LeftOperand<'k>>], values: &Fragments<'k, Self>) {
+    fn accumulate<'k>(
+        k: &'k Kernel,
+        o: &Output<'k>,
+        shrink: &PerRow<Reg<'k, f32>>,
+        p: &[Vec<LeftOperand<'k>>],
+        values: &Fragments<'k, Self>,
+    ) {
         for (m, (o, p)) in o.0.iter().zip(p).enumerate() {
             for (first, o) in (0..).step_by(FRAGMENTS_AT_ONCE).zip(o.chunks(FRAGMENTS_AT_ONCE)) {
                 let mut tile = Accumulators::zero(k, o.len());
                 for (step, p) in (0..).zip(p) {
-                    let word = |n: usize| values.load_word_pair(step * K8, 2 * n as u32).map(split);
-                    let b: Vec<_> = (first..first + o.len()).map(word).collect();
-                    tile.add_mul(0, p.map(|p| split(p.reinterpret())), &b);
+                    let a = p.map(|p| split(p.reinterpret()));
+                    for n in 0..o.len() {
+                        let b = values.load_word_pair(step * K8, 2 * (first + n) as u32).map(split);
+                        tile.add_mul(n, a, &[b]);
+                    }
                 }
                 for (o, tile) in o.iter().zip(tile.total()) {
                     for (i, (o, tile)) in o.iter().zip(tile).enumerate() {
-                        o.mul_add_assign(shrink.factor.0[2 * m + i / 2], tile);
+                        o.mul_add_assign(shrink.0[2 * m + i / 2], tile);
                     }
                 }
             }
