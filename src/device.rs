@@ -169,8 +169,9 @@ impl Device {
     /// Loads the kernels for some problems, completely, so that their first launch takes no longer than others and can
     /// be captured into a graph. Waits for the loading, which includes a compilation where there is only PTX.
     ///
-    /// Which kernel serves a problem depends on its sizes too: give every problem that will be launched, or use
-    /// [`Device::warm_up_all`].
+    /// Which kernel serves a problem depends on its sizes and strides, and on the addresses: those that are no multiple of 16
+    /// bytes get another one, which is not loaded here. Give every problem that will be launched, or use
+    /// [`Device::warm_up_all`], which loads those too.
     ///
     /// They are loaded into the context given to or made by the constructor; after
     /// [`Device::from_current_context`], into the one that is current now. For further contexts of the GPU make

@@ -149,7 +149,8 @@ fn remedy(source: &DriverError) -> &'static str {
         221 | 223 => "; this driver cannot compile PTX here: enable the cargo feature of this GPU's architecture to have cubins",
         222 => "; the driver is older than this PTX: update it, or enable the cargo feature of this GPU's architecture to have cubins",
         400 => "; check that the stream is alive",
-        700..=719 => "; work launched earlier may have failed: the context is unusable, start the process anew",
+        // Those that CUDA documents as leaving the context unusable.
+        700 | 702 | 709 | 710 | 714..=719 => "; work launched earlier may have failed: the context is unusable, start the process anew",
         803 => "; the driver's library and kernel module differ: reboot, or repair the installation",
         900..=908 => "; the capture of a stream forbids it",
         _ => "",

@@ -106,6 +106,9 @@ impl Device {
     /// `[batch, kv_len, kv_heads, head_dim]`, strides in elements, the LSE f32 `[batch, q_heads, q_len]`. Inputs may
     /// overlap each other; o may interleave with them in one buffer (columns of the same packed rows) but share no element.
     ///
+    /// Inputs are finite. A row that meets an infinity or NaN in q, k or v, be it of a key that its mask hides, is unspecified;
+    /// elements beyond the tensors, such as unused slots of a cache, may hold anything.
+    ///
     /// Asynchronous: the kernel is queued on `stream`, nothing is waited for. The kernel runs in the stream's context,
     /// which must belong to this GPU and need not be current. A kernel that is not loaded in that context yet is loaded
     /// first; otherwise nothing is allocated, and the launch can be captured into a graph.
