@@ -50,10 +50,10 @@ fn generate(args: Vec<OsString>) -> Result<()> {
 
 /// The build, as policy.
 ///
-/// Fatal always: a generator that fails or speaks another contract, and PTX that ptxas rejects. Fatal unless
-/// ptxas is of a release never tested: spills above what the kernel declares, and performance-loss lines. A
-/// warning: no ptxas, or one too old for an enabled architecture; PTX stands in for the cubins that are missing.
-/// `ATTNPACK_STRICT=1` makes every warning fatal.
+/// Fatal always: a generator that fails or speaks another contract, a ptxas that fails, and PTX that it rejects.
+/// Fatal unless ptxas is of a release never tested: spills above what the kernel declares, and performance-loss
+/// lines. A warning: no ptxas, or one too old for an enabled architecture, where PTX stands in for the cubins that
+/// are missing; and what the generator or ptxas warns of. `ATTNPACK_STRICT=1` makes every warning fatal.
 pub fn run(settings: &Settings, built_in: &Path, pool: &Pool) -> Result<Outcome> {
     let contract = Contract { format: ptx_gen::manifest::FORMAT, params_hash: ptx_gen::params::layout_hash() };
     let mut warnings = Warnings::new(settings.strict);
@@ -64,7 +64,7 @@ pub fn run(settings: &Settings, built_in: &Path, pool: &Pool) -> Result<Outcome>
     if let Found::Missing { skipped } = &tool {
         warnings.add(ptxas::explain_missing(skipped))?;
     }
-    let manifest = generator::emit(settings, built_in, &contract)?;
+    let manifest = generator::emit(settings, built_in, &contract, &mut warnings)?;
     let kernels = kernel::load(settings, manifest)?;
     let assembled = match &tool {
         Found::Ptxas(ptxas) => assemble::all(settings, ptxas, &kernels, pool, &mut warnings)?,

@@ -163,7 +163,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn assemble(&self, kernel: &Kernel, arch: Arch) -> Result<Done> {
         let kept = self.generated.join(format!("{}.ptx", kernel.variant.name));
-        let key = cache::key(&[&kernel.ptx.stripped, &self.tool.banner, &arch.to_string(), &FLAGS.join(" ")]);
+        let key = cache::key(&kernel.ptx.stripped, &self.tool.banner, arch, &FLAGS);
         let Assembly { image, said } = match self.cache.get(&key) {
             Some(assembly) => assembly,
             None => {

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use anyhow::{Context, Result};
 
 use super::create_dir;
+use super::manifest::Arch;
 
 /// First line of an entry. Another layout gets another number.
 const MAGIC: &str = "attnpack-cubin 1";
@@ -73,10 +74,11 @@ impl Cache {
     }
 }
 
-/// The key of an entry: a hash of all parts, of which none can be mistaken for two others.
-pub fn key(parts: &[&str]) -> String {
+/// The key of an entry: a hash of all that ptxas makes it of, of which no part can be mistaken for two others.
+/// `banner` is what ptxas says about itself, its full version included.
+pub fn key(ptx: &str, banner: &str, arch: Arch, flags: &[&str]) -> String {
     let mut hash = Hash::default();
-    for part in parts {
+    for part in [ptx, banner, &arch.to_string()].iter().chain(flags) {
         hash.add(&(part.len() as u64).to_le_bytes());
         hash.add(part.as_bytes());
     }

@@ -85,7 +85,7 @@ impl Finding {
             }
             Trouble::Spill { .. } => {
                 "give the kernel a smaller tile or more registers (its row in ptx-gen/src/table.rs), or, if a measurement says that \
-                 the spill pays, let the row declare it"
+                 the spill pays, raise the bound of all kernels (SPILL_BYTES in ptx-gen/src/manifest.rs)"
             }
             Trouble::Loss => {
                 "ptxas put waits around asynchronous instructions: touch no register of one in flight, and need fewer registers; an \

@@ -6,21 +6,24 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::empty_dir;
 use super::manifest::{self, Contract, Variant};
 use super::settings::Settings;
+use super::{Warnings, empty_dir};
 
 /// Has the PTX, `manifest.txt` and `params.rs` written to `OUT_DIR/generated`, and reads the manifest.
 ///
-/// `built_in` is the program that plays the generator when the settings name no other.
+/// `built_in` is the program that plays the generator when the settings name no other. What a generator that ends
+/// well writes to its stderr are warnings.
 ///
 /// # Errors
 /// A generator that does not start, fails, writes less than it must, or speaks another contract.
-pub fn emit(settings: &Settings, built_in: &Path, contract: &Contract) -> Result<Vec<Variant>> {
+pub fn emit(settings: &Settings, built_in: &Path, contract: &Contract, warnings: &mut Warnings) -> Result<Vec<Variant>> {
     let program = settings.generator.as_deref().unwrap_or(built_in);
     let dir = settings.out("generated");
     empty_dir(&dir)?;
-    run(settings, program, &dir)?;
+    for line in run(settings, program, &dir)?.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        warnings.add(format!("{} warns: {line}", about(settings, program)))?;
+    }
     let check = || -> Result<Vec<Variant>> {
         for file in ["manifest.txt", "params.rs"] {
             if !dir.join(file).is_file() {
@@ -33,8 +36,10 @@ pub fn emit(settings: &Settings, built_in: &Path, contract: &Contract) -> Result
     check().with_context(|| about(settings, program))
 }
 
+/// Returns what the generator wrote to its stderr.
+///
 /// The folder is named relative to the working directory, so that any path will do and none can end up in the output.
-fn run(settings: &Settings, program: &Path, dir: &Path) -> Result<()> {
+fn run(settings: &Settings, program: &Path, dir: &Path) -> Result<String> {
     let mut command = Command::new(program);
     command.args(["emit", "--out", "."]).current_dir(dir).stdin(Stdio::null());
     if !settings.archs.is_empty() {
@@ -46,7 +51,7 @@ fn run(settings: &Settings, program: &Path, dir: &Path) -> Result<()> {
     }
     let output = command.output().with_context(|| format!("{} does not start", about(settings, program)))?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stderr).into_owned());
     }
     let said = [output.stderr, output.stdout].map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned());
     let said: Vec<_> = said.iter().flat_map(|text| text.lines()).collect();

@@ -24,6 +24,15 @@ enum Event {
     NothingLeft,
 }
 
+/// Tells that a worker ends, even if by a panic.
+struct End(Sender<Event>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let _ = self.0.send(Event::NothingLeft);
+    }
+}
+
 /// The jobs that nobody has taken and the results so far.
 struct Queue<T> {
     next: usize,
@@ -91,14 +100,14 @@ impl Pool {
         inbox: &Receiver<Event>,
     ) {
         while let Ok(Event::Right(right)) = inbox.recv() {
-            let events = events.clone();
+            let end = End(events.clone());
             scope.spawn(move || {
+                // Dropped in reverse: the right is given back before the end is told.
+                let (_end, _right) = (end, right);
                 while let Some(job) = take(queue) {
                     let result = work(job);
                     lock(queue).results.push((job, result));
                 }
-                drop(right);
-                let _ = events.send(Event::NothingLeft);
             });
         }
     }

@@ -95,8 +95,13 @@ impl Ptx {
     /// The runtime launches by the manifest's word, so the text must agree with it.
     fn check(&self, variant: &Variant) -> Result<()> {
         let (major, minor) = variant.ptx_version;
-        let has_line = |wanted: &str| self.stripped.lines().any(|line| line.trim() == wanted);
-        for wanted in [format!(".version {major}.{minor}"), format!(".target {}", variant.target)] {
+        let has_line = |wanted: &str| {
+            // Other directives may follow.
+            let mut rests = self.stripped.lines().filter_map(|line| line.trim().strip_prefix(wanted));
+            rests.any(|rest| rest.is_empty() || rest.starts_with(' '))
+        };
+        let (version, target) = (format!(".version {major}.{minor}"), format!(".target {}", variant.target));
+        for wanted in [version, target, format!(".reqntid {}, 1, 1", variant.threads)] {
             ensure!(has_line(&wanted), "no line '{wanted}'");
         }
         let entry = format!(".entry {}(", variant.name);

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use super::manifest::Arch;
+use super::report;
 use super::settings::{PtxasSetting, Settings};
 use super::write_file;
 
@@ -69,8 +70,9 @@ pub fn explain_missing(skipped: &[String]) -> String {
     let skipped = if skipped.is_empty() { String::new() } else { format!(" Skipped: {}.", skipped.join("; ")) };
     format!(
         "no ptxas found: attnpack embeds PTX only, which the GPU's driver compiles when a kernel is first used (about 0.3 s each). \
-         Install the CUDA toolkit or the Python package nvidia-cuda-nvcc, or set ATTNPACK_PTXAS to the path of ptxas, or to `off` \
-         if PTX only is wanted. Searched: PATH, CUDA_HOME, CUDA_PATH, the usual folders, VIRTUAL_ENV, CONDA_PREFIX.{skipped}"
+         Install the CUDA toolkit or the Python package nvidia-cuda-nvcc, then set ATTNPACK_PTXAS to its path, or run \
+         `cargo clean -p attnpack`: Cargo notices a changed variable, but no new file. If PTX only is wanted, set ATTNPACK_PTXAS to \
+         `off`. Searched: PATH, CUDA_HOME, CUDA_PATH, the usual folders, VIRTUAL_ENV, CONDA_PREFIX.{skipped}"
     )
 }
 
@@ -133,7 +135,7 @@ impl Ptxas {
     /// with the newest one known (12.9 has no `--list-arch`).
     ///
     /// # Errors
-    /// If the probe cannot be written or run.
+    /// If the probe cannot be written or run, or fails for another reason than that ptxas does not know the kind.
     pub fn refusal(&self, scratch: &Path, kind: Kind) -> Result<Option<String>> {
         let Kind { ptx_version: (major, minor), target, arch } = kind;
         let (file, cubin) = ("probe.ptx", scratch.join("probe.cubin"));
@@ -143,11 +145,24 @@ impl Ptxas {
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context("cannot remove probe.cubin"),
             _ => {}
         }
-        let first = run.said.lines().next().unwrap_or_default();
-        let words = first.split_once("fatal").map_or(first, |(_, words)| words.trim_start_matches([' ', ':']));
-        Ok((!run.accepted).then(|| words.trim().to_owned()))
+        if run.accepted {
+            return Ok(None);
+        }
+        let errors = report::parse(&run.said).errors;
+        let refusal = errors.into_iter().find(|error| REFUSALS.iter().any(|words| error.words.contains(words)));
+        let Some(refusal) = refusal else {
+            let (version, path, said) = (&self.version, self.path.display(), run.said.trim().replace('\n', "\n  "));
+            bail!(
+                "ptxas {version} ({path}) failed at an empty module of .version {major}.{minor} and .target {target} for {arch}; \
+                 it said:\n  {said}"
+            )
+        };
+        Ok(Some(refusal.words))
     }
 }
+
+/// How every tested release speaks of an architecture, a PTX version or a target that it does not know.
+const REFUSALS: [&str; 3] = ["for option 'gpu-name'", "Unsupported .version ", "Unsupported .target "];
 
 /// Flags of every run: `-v` reports registers, spills and lost performance.
 pub const FLAGS: [&str; 1] = ["-v"];

@@ -150,7 +150,7 @@ fn remedy(source: &DriverError) -> &'static str {
         222 => "; the driver is older than this PTX: update it, or enable the cargo feature of this GPU's architecture to have cubins",
         400 => "; check that the stream is alive",
         // Those that CUDA documents as leaving the context unusable.
-        700 | 702 | 709 | 710 | 714..=719 => "; work launched earlier may have failed: the context is unusable, start the process anew",
+        700 | 702 | 710 | 714..=719 => "; work launched earlier may have failed: the context is unusable, start the process anew",
         803 => "; the driver's library and kernel module differ: reboot, or repair the installation",
         900..=908 => "; the capture of a stream forbids it",
         _ => "",

@@ -6,8 +6,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use attnpack::{
-    Arch, Cubin, DType, Device, Entry, Error, Family, Group, Mask, MaskSupport, Operand, Pointers, Policy, Problem, Ptx, RowStart, Shape,
-    Strides, build_info, jit_stats,
+    Arch, Cubin, DType, Device, Entry, Error, Group, Mask, MaskSupport, Operand, Pointers, Policy, Problem, Ptx, RowStart, Shape, Strides,
+    build_info, jit_stats,
 };
 
 mod device_kernels;
@@ -30,7 +30,7 @@ const fn ptx(text: &'static str) -> Option<Ptx> {
 
 const PACKED: Entry = Entry {
     name: "packed",
-    family: Family::PrefillMma,
+    family: "test",
     dtype: DType::BF16,
     head_dim: 128,
     group: Group::Packed(4),

@@ -87,7 +87,8 @@ impl Bench {
             let origin = format!("\t// ptx-gen/src/kernels/{}.rs:7", k.name);
             let body: String = k.body.lines().map(|line| format!("{line}{origin}\n")).collect();
             let text = format!(
-                ".version {}\n.target {}\n.address_size 64\n.visible .entry {}()\n{{\n// a note\n{body}\tret;\n}}\n",
+                ".version {}\n.target {}\n.address_size 64\n.visible .entry {}()\n.reqntid 128, 1, 1 .minnctapersm 1\n{{\n\
+                 // a note\n{body}\tret;\n}}\n",
                 k.ptx_version, k.target, k.name
             );
             fs::write(self.dir.join("kernels").join(format!("{}.ptx", k.name)), text).unwrap();

@@ -26,6 +26,19 @@ fn a_generator_that_fails_is_quoted() {
 }
 
 #[test]
+fn what_a_generator_says_that_ends_well_is_a_warning() {
+    let mut bench = Bench::new("generator_warns", &[PORTABLE]);
+    bench.set_generator(&format!("cp {}/* .; printf 'a is slow\\n\\n  b is slow\\n' >&2", bench.dir.join("kernels").display()));
+    let warnings = bench.build().unwrap().warnings;
+    assert_eq!(warnings.len(), 2);
+    assert_tells(&warnings[0], &["ATTNPACK_PTX_GEN", "warns: a is slow"]);
+    assert_tells(&warnings[1], &["warns: b is slow"]);
+
+    bench.settings.strict = true;
+    assert_tells(&bench.failure(), &["warns: a is slow", "ATTNPACK_STRICT=1"]);
+}
+
+#[test]
 fn an_unknown_filter_names_its_setting() {
     let mut bench = Bench::new("filter", &[PORTABLE]);
     bench.set_generator("echo \"no variant matches 'x'; there are: a b\" >&2; exit 1");
@@ -69,6 +82,7 @@ fn a_manifest_that_is_not_understood_is_refused() {
         ("name=portable_sm80", "name=../../etc", "name=../../etc is not a lower-case name"),
         ("name=portable_sm80", "name=other", "other.ptx cannot be read"),
         ("target=sm_80", "target=sm_90", "no line '.target sm_90'"),
+        ("threads=128", "threads=256", "no line '.reqntid 256, 1, 1'"),
         ("ptx_version=7.0", "ptx_version=8.0", "no line '.version 8.0'"),
         (line, "", "expected 'variant'"),
         (line, "variant\tx=1", "the field 'name' is missing"),
@@ -109,4 +123,24 @@ fn the_catalogue_is_literal_and_names_what_checked_it() {
     let embedded = std::fs::read_to_string(bench.settings.out("ptx/portable_sm80.ptx")).unwrap();
     assert!(!embedded.contains("//"), "comments are stripped: {embedded}");
     assert!(embedded.contains("\tmov;\n\tret;\n"));
+}
+
+#[test]
+fn every_literal_has_the_image_of_its_architecture() {
+    let bench = Bench::new("images", &[PORTABLE, HOPPER]);
+    for from in ["ptxas", "the cache"] {
+        bench.build().unwrap();
+        let catalog = bench.catalog();
+        assert_eq!(catalog.matches("cubin!(").count(), 3);
+        for (name, arch, literal) in [
+            ("portable_sm80", "sm_80", "Arch { major: 8, minor: 0, specific: false }"),
+            ("portable_sm80", "sm_90", "Arch { major: 9, minor: 0, specific: false }"),
+            ("hopper_sm90a", "sm_90a", "Arch { major: 9, minor: 0, specific: true }"),
+        ] {
+            let file = format!("cubin/{name}.{arch}.cubin");
+            assert_tells(&catalog, &[&format!("arch: {literal}, image: cubin!(concat!(env!(\"OUT_DIR\"), \"/{file}\"))")]);
+            let image = std::fs::read_to_string(bench.settings.out(&file)).unwrap();
+            assert_eq!(image, format!("cubin of {name}.ptx for {arch}\n"), "from {from}");
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! Kernels that ptxas does not like.
 
+use std::path::Path;
+
 use crate::bench::{Bench, HOPPER, Kernel, PORTABLE, assert_tells};
 
 const BAD: Kernel = Kernel { name: "bad_sm80", body: "\tmov;\n\tbad_instruction;", archs: "sm_80", portable: false, ..PORTABLE };
@@ -18,8 +20,8 @@ fn a_rejection_leads_to_the_rust_line() {
         &[
             "bad_sm80: ptxas 13.0.88 rejects it for sm_80",
             "Not a name of any known instruction: 'bad_instruction'",
-            // Line 8 of the file as generated, line 7 of the stripped one that ptxas was given.
-            "line 8: bad_instruction;",
+            // Line 9 of the file as generated, line 8 of the stripped one that ptxas was given.
+            "line 9: bad_instruction;",
             "emitted by ptx-gen/src/kernels/bad_sm80.rs:7",
             "remedy:",
             "ATTNPACK_PTXAS=off",
@@ -41,7 +43,9 @@ fn a_rejection_is_fatal_from_an_untested_release_too() {
 fn a_spill_above_what_is_declared_fails() {
     let bench = Bench::new("spill", &[SPILLS]);
     assert_tells(&bench.failure(), &["spills_sm80", "spills 24 bytes", "at most 0", "kernels/spills_sm80.rs:7", "PTX: ", "remedy: "]);
-    assert_tells(&bench.failure(), &["spills 24 bytes"]);
+    assert_tells(&bench.failure(), &["spills 24 bytes", "SPILL_BYTES in ptx-gen/src/manifest.rs"]);
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("ptx-gen/src/manifest.rs");
+    assert_tells(&std::fs::read_to_string(manifest).unwrap(), &["const SPILL_BYTES: u32 ="]);
     bench.set_kernels(&[Kernel { spill_bytes: 24, ..SPILLS }]);
     bench.build().unwrap();
     assert_tells(&bench.catalog(), &["registers: 42, spill_bytes: 24"]);

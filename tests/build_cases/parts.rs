@@ -1,7 +1,9 @@
-//! The parts by themselves: settings, reports, parallel work.
+//! The parts by themselves: settings, reports, the key of the cache, parallel work.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use anyhow::{Result, anyhow};
 use jobserver::Client;
 
 use crate::bench::{archs, assert_tells};
+use crate::build_support::script::build::cache;
 use crate::build_support::script::build::jobs::Pool;
 use crate::build_support::script::build::report::{self, Complaint};
 use crate::build_support::script::build::settings::{PtxasSetting, Settings};
@@ -86,6 +89,24 @@ fn reports_are_read() {
     assert_eq!(report::parse("nonsense\nptxas\nptxas info    : Used many registers"), report::Report::default());
 }
 
+#[test]
+fn all_that_makes_a_cubin_is_in_its_key() {
+    let [sm_90, sm_90a] = archs(&["sm_90", "sm_90a"])[..] else { panic!("two") };
+    let key = cache::key("ptx", "V13.0.88", sm_90, &["-v"]);
+    assert_eq!(key, cache::key("ptx", "V13.0.88", sm_90, &["-v"]));
+    let keys = BTreeSet::from([
+        key,
+        cache::key("ptx ", "V13.0.88", sm_90, &["-v"]),
+        cache::key("ptx", "V13.0.89", sm_90, &["-v"]),
+        cache::key("ptx", "V13.0.88", sm_90a, &["-v"]),
+        cache::key("ptx", "V13.0.88", sm_90, &["-O1"]),
+        cache::key("ptx", "V13.0.88", sm_90, &["-v", "-O1"]),
+        cache::key("ptx", "V13.0.88", sm_90, &["-v-O1"]),
+        cache::key("ptxV", "13.0.88", sm_90, &["-v"]),
+    ]);
+    assert_eq!(keys.len(), 8, "each differs from all others");
+}
+
 /// How many of 12 jobs ran at a time at most.
 fn most_at_a_time(pool: &Pool) -> usize {
     let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -128,4 +149,17 @@ fn parallel_work_stops_at_a_failure() {
     });
     assert_eq!(result.unwrap_err()[0].to_string(), "job 3");
     assert!(started.into_inner() < 10);
+}
+
+#[test]
+fn parallel_work_passes_a_panic_on() {
+    for limit in [1, 2] {
+        let (running, inbox) = mpsc::channel::<()>();
+        let pool = thread::spawn(move || {
+            let _running = running;
+            let _ = Pool::new(None, limit).run(3, |job| if job == 0 { panic!("job {job}") } else { Ok(()) });
+        });
+        assert_eq!(inbox.recv_timeout(Duration::from_secs(20)), Err(RecvTimeoutError::Disconnected), "it waits for no right");
+        assert!(pool.join().is_err());
+    }
 }

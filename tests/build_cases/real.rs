@@ -26,6 +26,7 @@ fn a_rejection_leads_to_the_rust_line() {
 .target sm_80
 .address_size 64
 .visible .entry k()
+.reqntid 128, 1, 1
 {
 // a note
 \t.reg .b32 %r<2>;
@@ -34,7 +35,7 @@ fn a_rejection_leads_to_the_rust_line() {
 }
 ";
     let Some(message) = failure("real_rejection", SM80, text) else { return };
-    assert_tells(&message, &["rejects it for sm_80", "'%q'", "line 8: add.u32 %r0, %q, 1;", "emitted by ptx-gen/src/kernels/k.rs:42"]);
+    assert_tells(&message, &["rejects it for sm_80", "'%q'", "line 9: add.u32 %r0, %q, 1;", "emitted by ptx-gen/src/kernels/k.rs:42"]);
 }
 
 #[test]
@@ -58,8 +59,8 @@ fn a_spill_is_seen() {
     let loads: String = registers.clone().map(|i| format!("\tld.volatile.global.f32 %f{i}, [%p+{}];\n", 4 * i)).collect();
     let stores: String = registers.map(|i| format!("\tst.global.f32 [%p+{}], %f{};\n", 4 * i, (i * 7) % 64)).collect();
     let text = format!(
-        ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 x)\n.maxnreg 24\n{{\n\t.reg .f32 %f<64>;\n\
-         \t.reg .b64 %p;\n\tld.param.u64 %p, [x];\n{loads}\tbar.sync 0;\n{stores}\tret;\n}}\n"
+        ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 x)\n.reqntid 128, 1, 1 .maxnreg 24\n{{\n\
+         \t.reg .f32 %f<64>;\n\t.reg .b64 %p;\n\tld.param.u64 %p, [x];\n{loads}\tbar.sync 0;\n{stores}\tret;\n}}\n"
     );
     let Some(message) = failure("real_spill", SM80, &text) else { return };
     assert_tells(&message, &["spills ", " bytes of registers for sm_80; the kernel declares at most 0"]);
@@ -88,7 +89,7 @@ END:
 \tret;
 }
 .visible .entry k(.param .u64 x)
-.maxntid 128,1,1
+.reqntid 128, 1, 1
 {
 \t.reg .f32 %f<4>;
 \t.reg .b64 %p<3>;

@@ -12,9 +12,10 @@ fn without_ptxas_ptx_is_embedded_and_one_warning_says_so() {
     bench.settings.ptxas = PtxasSetting::Search;
     let outcome = bench.build().unwrap();
     assert_eq!(outcome.warnings.len(), 1);
-    assert_tells(&outcome.warnings[0], &["no ptxas found", "PTX only", "ATTNPACK_PTXAS", "nvidia-cuda-nvcc"]);
+    assert_tells(&outcome.warnings[0], &["no ptxas found", "PTX only", "nvidia-cuda-nvcc", "set ATTNPACK_PTXAS to `off`"]);
+    assert_tells(&outcome.warnings[0], &["then set ATTNPACK_PTXAS to its path, or run `cargo clean -p attnpack`"]);
     assert!(!outcome.warnings[0].contains('\n'), "Cargo shows one line");
-    assert!(outcome.variables.contains(&"PATH"), "an installed ptxas must be noticed");
+    assert!(outcome.variables.contains(&"PATH"), "a PATH that leads to a ptxas must be noticed");
     let catalog = bench.catalog();
     assert_tells(&catalog, &["ptxas: None", "/ptx/portable_sm80.ptx", "/ptx/hopper_sm90a.ptx", "checked_by: None"]);
     assert!(!catalog.contains("cubin!"));
@@ -98,6 +99,35 @@ fn a_ptxas_too_old_for_a_target_means_ptx_for_that_target() {
 
     bench.settings.strict = true;
     assert_tells(&bench.failure(), &["too old for sm_120", "ATTNPACK_STRICT=1"]);
+}
+
+#[test]
+fn every_word_of_a_ptxas_too_old_is_known() {
+    let bench = Bench::new("refusals", &[PORTABLE]);
+    for words in [
+        "ptxas fatal   : Value 'sm_80' is not defined for option 'gpu-name'",
+        "ptxas probe.ptx, line 1; fatal   : Unsupported .version 9.9; current version is '9.0'",
+        "ptxas probe.ptx, line 2; fatal   : Unsupported .target 'sm_80'",
+    ] {
+        let said = format!("{words}\nptxas fatal   : Ptx assembly aborted due to errors");
+        bench.script("ptxas.probe", &format!("echo \"{said}\" >&2; exit 255"));
+        let warnings = bench.build().unwrap().warnings;
+        assert_eq!(warnings.len(), 1);
+        assert_tells(&warnings[0], &["too old for sm_80, sm_90", words.rsplit_once("fatal   : ").unwrap().1]);
+    }
+}
+
+#[test]
+fn a_ptxas_that_fails_is_not_taken_for_an_old_one() {
+    let bench = Bench::new("probe_fails", &[PORTABLE]);
+    for (commands, told) in [
+        ("echo 'ptxas: error while loading shared libraries: libx.so' >&2; exit 127", "shared libraries: libx.so"),
+        ("echo \"ptxas fatal   : Could not open output file 'probe.cubin'\" >&2; exit 255", "Could not open output file 'probe.cubin'"),
+        ("kill -KILL $$", "signal: 9"),
+    ] {
+        bench.script("ptxas.probe", commands);
+        assert_tells(&bench.failure(), &["ptxas 13.0.88", "failed at an empty module", ".target sm_80 for sm_80", told]);
+    }
 }
 
 #[test]

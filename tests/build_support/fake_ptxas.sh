@@ -15,6 +15,7 @@ sm_80 | sm_90 | sm_90a) ;;
     ;;
 esac
 if [ "$file" = probe.ptx ]; then
+    if [ -e "$0.probe" ]; then . "$0.probe"; fi
     : >"$cubin"
     exit 0
 fi

@@ -11,7 +11,7 @@ pub fn write_script(path: &Path, commands: &str) {
 }
 
 /// Writes a ptxas that knows sm_80, sm_90 and sm_90a, obeys words in the PTX (`spill N`, `loss`, `warn`, `silent`,
-/// `bad_instruction`) and appends to `log` what it assembles.
+/// `bad_instruction`) and appends to `log` what it assembles. A script `PATH.probe` beside it plays its probe.
 pub fn fake_ptxas(path: &Path, version: &str, log: &Path) {
     let release = version.rsplit_once('.').unwrap().0;
     let commands = include_str!("fake_ptxas.sh");
