@@ -1,37 +1,47 @@
 //! How fast is this GPU? `cargo run --release --example bench -- b=1,q=2048,kv=2048,h=32/8,d=128,causal,bf16`
 //!
-//! Times prefill on random normal data: several input sets in turn, larger together than the L2 cache; several launches
-//! captured into a graph; the median over its replays, between CUDA events. FLOP are 4 * q * kv * d * heads * batch, counting
-//! only the pairs of query and key that the mask leaves.
+//! Times prefill on random normal data: several sets of tensors in turn, together larger than twice the L2 cache (or as many
+//! as `--sets` says); a CUDA graph of some launches; the median over its replays, between events. FLOP are
+//! 4 * q * kv * d * heads * batch, counting only the pairs of query and key that the mask leaves.
+//!
+//! A shape that the library refuses gets its error in the row, and the others go on.
+//!
+//! Exit code: 0 if the shapes were gone through; 1 without a GPU, or if a file cannot be written; 2 for bad arguments.
 
 #[path = "bench/inputs.rs"]
 mod inputs;
+#[path = "../tests/reference/mod.rs"]
+mod reference;
 #[path = "bench/shape.rs"]
 mod shape;
+#[macro_use]
 mod support;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use attnpack::cudarc::driver::{CudaStream, sys};
+use attnpack::cudarc::driver::CudaStream;
 use attnpack::{Code, Device, Pointers, Problem, build_info, catalog};
 use inputs::InputSet;
 use serde_json::{Value, json};
 use shape::BenchShape;
-use support::{driver_error, median_us};
+use support::{context, describe, driver_error, driver_version, launch_us};
 
-const USAGE: &str = "usage: cargo run --release --example bench -- [OPTIONS] SHAPE...
-  SHAPE         b=1,q=2048,kv=2048,h=32/8,d=128,causal,bf16 (b: 1, kv: q, h: query/KV heads, causal or full, f16, bf16 or f32)
-  --json FILE   shapes from a file: [{\"set\",\"b\",\"sq\",\"sk\",\"hq\",\"hk\",\"d\",\"causal\",\"dtype\"}, ...]
-  --set NAME    only those of this set
+const USAGE: &str = "\
+usage: cargo run --release --example bench -- [OPTIONS] SHAPE...
+  SHAPE         b=1,q=2048,kv=2048,h=32/8,d=128,causal,bf16: batch, query and key tokens, query/KV heads, head_dim, mask, type
+                q, h and d are needed; the others default to b=1, kv=q, causal and bf16; or: full, f16, f32
+  --json FILE   shapes from a file: [{\"set\", \"b\", \"sq\", \"sk\", \"hq\", \"hk\", \"d\", \"causal\", \"dtype\"}, ...]
+  --set NAME    of the file, only the shapes of this set
   --entry NAME  this kernel, whatever dispatch would choose
-  --out FILE    the results as JSON";
+  --sets N      N sets of tensors in turn; without it, as many as exceed twice the L2 cache, at least 2
+  --out FILE    the results as JSON, too";
 
 #[derive(Default)]
 struct Options {
     shapes: Vec<BenchShape>,
-    set: Option<String>,
     entry: Option<String>,
+    sets: Option<usize>,
     out: Option<String>,
 }
 
@@ -39,12 +49,12 @@ fn main() -> ExitCode {
     let options = match parse(std::env::args().skip(1)) {
         Ok(Some(options)) => options,
         Ok(None) => {
-            println!("{USAGE}");
+            say!("{USAGE}");
             return ExitCode::SUCCESS;
         }
         Err(error) => {
             eprintln!("{error}\n{USAGE}");
-            return ExitCode::FAILURE;
+            return ExitCode::from(2);
         }
     };
     match bench(&options) {
@@ -56,103 +66,111 @@ fn main() -> ExitCode {
     }
 }
 
+/// `None`: help is asked for.
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
-    let mut options = Options::default();
+    let (mut options, mut set) = (Options::default(), None);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
         match arg.as_str() {
             "--json" => options.shapes.extend(BenchShape::read_json(&value()?)?),
-            "--set" => options.set = Some(value()?),
+            "--set" => set = Some(value()?),
             "--entry" => options.entry = Some(value()?),
+            "--sets" => options.sets = Some(value()?.parse().ok().filter(|sets| *sets > 0).ok_or("--sets needs a number above 0")?),
             "--out" => options.out = Some(value()?),
             "--help" | "-h" => return Ok(None),
-            option if option.starts_with('-') => return Err(format!("unknown option '{option}'")),
+            option if option.starts_with('-') => return Err(format!("'{option}' is not an option")),
             shape => options.shapes.push(BenchShape::parse(shape)?),
         }
     }
-    if let Some(set) = &options.set {
-        options.shapes.retain(|shape| shape.set == *set);
+    options.shapes.retain(|shape| set.is_none() || shape.set.is_empty() || Some(&shape.set) == set.as_ref());
+    if options.shapes.is_empty() {
+        return Err("there is no shape to time".to_owned());
     }
-    if options.shapes.is_empty() { Err("no shape to time".to_owned()) } else { Ok(Some(options)) }
+    match &options.entry {
+        Some(name) if catalog().iter().all(|entry| entry.name != name) => Err(format!("this build has no kernel '{name}'")),
+        _ => Ok(Some(options)),
+    }
 }
 
 fn bench(options: &Options) -> Result<(), String> {
-    let device = Device::new(0).map_err(|error| format!("no GPU to run on: {error}"))?;
-    let device = match &options.entry {
-        Some(name) => only(device, name)?,
+    let device = Device::new(0).map_err(|error| format!("Nothing was timed, there is no GPU to run on: {error}"))?;
+    // SAFETY: one stream is used, and nothing is shared between threads. Events would get into the way of the capture.
+    unsafe { context(&device)?.disable_event_tracking() };
+    let stream = context(&device)?.new_stream().map_err(driver_error)?;
+    let device = match options.entry.as_ref().and_then(|name| catalog().iter().find(|entry| entry.name == name)) {
+        // SAFETY: the entry is a packaged one.
+        Some(entry) => unsafe { device.with_catalog(std::slice::from_ref(entry)) },
         None => device,
     };
-    let context = device.context().ok_or("the device has no context of its own")?;
-    let stream = context.new_stream().map_err(driver_error)?;
-    let name = context.name().map_err(driver_error)?;
-    let ptxas = build_info().ptxas.unwrap_or("none");
-    println!("{name} ({}), ptxas {ptxas}", device.capability());
-    println!("{:<52} {:>10} {:>9}  kernel", "shape", "us", "TFLOP/s");
+    say!("{}, attnpack {}, {}", describe(&device), env!("CARGO_PKG_VERSION"), support::ptxas_version());
+    say!("{:<52} {:>10} {:>9}  kernel", "shape", "us", "TFLOP/s");
     let mut rows = Vec::new();
     for shape in &options.shapes {
-        let row = time(&device, &stream, shape);
+        let row = time(&device, &stream, shape, options.sets);
         match &row {
-            Ok(time) => println!("{:<52} {:>10.1} {:>9.1}  {}", shape.to_string(), time.us, shape.flop() / time.us / 1e6, time.kernel),
-            Err(error) => println!("{:<52} {error}", shape.to_string()),
+            Ok(Time { us, kernel, .. }) => say!("{:<52} {us:>10.1} {:>9.1}  {kernel}", shape.to_string(), shape.flop() / us / 1e6),
+            Err(error) => say!("{:<52} {error}", shape.to_string()),
         }
-        rows.push(json_row(shape, &row));
+        rows.push(json_row(shape, row));
     }
-    if let Some(out) = &options.out {
-        let report = json!({ "device": name, "capability": device.capability().to_string(), "ptxas": ptxas, "attnpack": env!("CARGO_PKG_VERSION"), "rows": rows });
-        std::fs::write(out, format!("{report:#}\n")).map_err(|error| format!("cannot write {out}: {error}"))?;
-    }
-    Ok(())
+    say!("Times: {}, on sets of tensors in turn.", support::HOW);
+    options.out.as_ref().map_or(Ok(()), |out| write(out, &device, rows))
 }
 
-/// The device with one kernel only.
-fn only(device: Device, name: &str) -> Result<Device, String> {
-    let entry = catalog().iter().find(|entry| entry.name == name);
-    let entry =
-        entry.ok_or_else(|| format!("this build has no kernel '{name}'; the example `prefill` lists all on a machine without a GPU"))?;
-    // SAFETY: the entry is a packaged one.
-    Ok(unsafe { device.with_catalog(std::slice::from_ref(entry)) })
+fn write(out: &str, device: &Device, rows: Vec<Value>) -> Result<(), String> {
+    let name = context(device)?.name().map_err(driver_error)?;
+    let archs: Vec<String> = build_info().archs.iter().map(ToString::to_string).collect();
+    let report = json!({
+        "device": name, "capability": device.capability().to_string(), "driver": driver_version(),
+        "attnpack": env!("CARGO_PKG_VERSION"), "ptxas": build_info().ptxas, "archs": archs,
+        "command": std::env::args().skip(1).collect::<Vec<_>>(), "method": support::HOW, "rows": rows,
+    });
+    std::fs::write(out, format!("{report:#}\n")).map_err(|error| format!("cannot write {out}: {error}"))
 }
 
+/// How long a launch takes, and of what.
 struct Time {
     us: f64,
+    sets: usize,
+    launches: usize,
     kernel: String,
+    code: String,
 }
 
-fn time(device: &Device, stream: &Arc<CudaStream>, shape: &BenchShape) -> Result<Time, String> {
+fn time(device: &Device, stream: &Arc<CudaStream>, shape: &BenchShape, sets: Option<usize>) -> Result<Time, String> {
     let problem = shape.problem().map_err(|error| error.to_string())?;
     let choice = device.supports(&problem).map_err(|error| error.to_string())?;
     device.warm_up(&[problem]).map_err(|error| error.to_string())?;
-    let sets = InputSet::several(stream, &problem)?;
-    let launch = |n: usize| queue(device, stream, &problem, sets[n % sets.len()].pointers());
+    let sets = InputSet::several(stream, &problem, sets)?;
+    let queue = |n: usize| launch(device, stream, &problem, sets[n % sets.len()].pointers());
 
-    launch(0)?;
-    let once = median_us(stream, 1, 3, || launch(1))?;
+    // Graphs of about 2 ms, in which every set has its turn equally often.
+    let once = launch_us(stream, 1, 3, queue)?;
     let launches = ((2000.0 / once) as usize).clamp(1, 20).next_multiple_of(sets.len());
-    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(driver_error)?;
-    let captured = (0..launches).try_for_each(launch);
-    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-    let graph = stream.end_capture(flags).map_err(driver_error)?.ok_or("nothing was captured")?;
-    captured?;
-
-    let replay = || graph.launch().map_err(driver_error);
-    (0..3).try_for_each(|_| replay())?;
-    let us = median_us(stream, launches, 15, replay)?;
-    let code = if let Code::Cubin(_) = choice.code { "" } else { " (JIT)" };
-    Ok(Time { us, kernel: format!("{}{code}", choice.entry.name) })
+    let us = launch_us(stream, launches, 15, queue)?;
+    let code = match choice.code {
+        Code::Cubin(cubin) => cubin.arch.to_string(),
+        Code::Ptx(_) => "PTX".to_owned(),
+    };
+    Ok(Time { us, sets: sets.len(), launches, kernel: choice.entry.name.to_owned(), code })
 }
 
-fn queue(device: &Device, stream: &CudaStream, problem: &Problem, pointers: Pointers) -> Result<(), String> {
-    // SAFETY: an input set holds all tensors of the problem, is used on this stream only, and outlives it.
-    unsafe { device.launch(problem, pointers, stream.cu_stream()) }.map(|_| ()).map_err(|error| error.to_string())
+fn launch(device: &Device, stream: &CudaStream, problem: &Problem, pointers: Pointers) -> Result<(), String> {
+    // SAFETY: an input set holds all tensors of the problem and is used on this stream only. It is freed, on the same
+    // stream, when the last launch was queued.
+    unsafe { device.launch(problem, pointers, stream.cu_stream()) }.map(drop).map_err(|error| error.to_string())
 }
 
-fn json_row(shape: &BenchShape, row: &Result<Time, String>) -> Value {
+fn json_row(shape: &BenchShape, row: Result<Time, String>) -> Value {
     let mut value = shape.to_json();
     match row {
-        Ok(time) => {
-            value["us"] = json!(time.us);
-            value["tflops"] = json!(shape.flop() / time.us / 1e6);
-            value["kernel"] = json!(time.kernel);
+        Ok(Time { us, sets, launches, kernel, code }) => {
+            value["us"] = json!(us);
+            value["tflops"] = json!(shape.flop() / us / 1e6);
+            value["entry"] = json!(kernel);
+            value["code"] = json!(code);
+            value["sets"] = json!(sets);
+            value["launches"] = json!(launches);
         }
         Err(error) => value["error"] = json!(error),
     }

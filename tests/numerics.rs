@@ -15,7 +15,7 @@ use attnpack::{DType, Entry, Group, Mask, Shape, catalog};
 use reference::cases::Family;
 use reference::distant::{self, Far};
 use reference::fixtures::Activations;
-use reference::gpu::{Resident, Tally, driver_error, examine_all, gpu_or_skip, new_stream, run};
+use reference::gpu::{Resident, Tally, driver_error, examine_all, gpu_or_skip, new_stream, run, tell_skipped};
 use reference::kernels::serves;
 use reference::{Case, Image, Kernel, Kind, Layout, judge, plain, reference as exact};
 
@@ -98,7 +98,7 @@ fn every_kernel_reaches_beyond_32_bits() {
         let bytes = distant::buffer_bytes(dtype);
         let (free, _) = stream.context().mem_get_info().expect("the driver tells");
         if free < bytes + (1 << 30) {
-            eprintln!("SKIPPED strides beyond 32 bits in elements of {} bytes: {free} bytes of memory are free", dtype.bytes());
+            tell_skipped(&format!("numerics, strides beyond 32 bits for {dtype}: {free} bytes of memory are free, {bytes} are needed"));
             continue;
         }
         // SAFETY: what the kernels read of it is written before.

@@ -7,7 +7,7 @@
 
 mod reference;
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use attnpack::cudarc::driver::CudaStream;
 use attnpack::{
@@ -16,7 +16,7 @@ use attnpack::{
 use proptest::prelude::*;
 
 use reference::fixtures::Activations;
-use reference::gpu::{driver_error, gpu_or_skip, new_stream};
+use reference::gpu::{driver_error, gpu_or_skip, new_stream, tell_skipped};
 use reference::{Data, Inputs, Kind, Output, Tensor, judge, plain, reference as exact};
 
 /// A launch of the predecessor.
@@ -66,7 +66,8 @@ fn head_dims() -> Vec<u32> {
     let (built, missing): (Vec<u32>, Vec<u32>) =
         [64, 128].into_iter().partition(|head_dim| catalog().iter().any(|entry| (entry.dtype, entry.head_dim) == (DType::F32, *head_dim)));
     if !missing.is_empty() {
-        eprintln!("SKIPPED predecessor, head_dim {missing:?}: this build has no such f32 kernels");
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| tell_skipped(&format!("predecessor, head_dim {missing:?}: this build has no such f32 kernels")));
     }
     built
 }

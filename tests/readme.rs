@@ -155,7 +155,12 @@ fn packed_and_cached(tokens: u32, capacity: u32) -> Result<attnpack::Problem, at
     let packed = Strides::packed_rows((12 + 2 + 2) * 128, 128, tokens);
     // k and v are caches [batch, kv_heads, capacity, head_dim], of which the first tokens are filled.
     let cache = Strides::head_major(2, capacity, 128);
-    let problem = Problem::prefill(DType::F16, shape).mask(Mask::Causal).q_strides(packed).k_strides(cache).v_strides(cache).build()?;
+    let problem = Problem::prefill(DType::F16, shape)
+        .mask(Mask::Causal)
+        .q_strides(packed)
+        .k_strides(cache)
+        .v_strides(cache)
+        .build()?;
     // } README
     Ok(problem)
 }

@@ -1,5 +1,7 @@
 //! Shapes to time: compact on the command line, or from a JSON file.
 
+#![allow(dead_code, reason = "the tests use a part")]
+
 use std::fmt;
 
 use attnpack::{DType, Error, Mask, Problem, Shape};
@@ -47,14 +49,22 @@ impl BenchShape {
         Ok(BenchShape { set: String::new(), shape, mask, dtype })
     }
 
-    /// Reads a list of objects with the fields set, b, sq, sk, hq, hk, d, causal and dtype.
+    /// Reads a file for [`BenchShape::from_json_text`].
     ///
     /// # Errors
-    /// The file cannot be read, or a field is missing or no number.
+    /// The file cannot be read, or what is in it is wrong.
     pub fn read_json(path: &str) -> Result<Vec<Self>, String> {
         let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
-        let values: Vec<Value> = serde_json::from_str(&text).map_err(|error| format!("{path}: {error}"))?;
-        values.iter().map(|value| Self::from_json(value).map_err(|error| format!("{path}: {error} in {value}"))).collect()
+        Self::from_json_text(&text).map_err(|error| format!("{path}: {error}"))
+    }
+
+    /// Reads a list of objects with the fields b, sq, sk, hq, hk, d, causal, dtype, and set if they are to be chosen by it.
+    ///
+    /// # Errors
+    /// The text is no such list.
+    pub fn from_json_text(text: &str) -> Result<Vec<Self>, String> {
+        let values: Vec<Value> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        values.iter().map(|value| Self::from_json(value).map_err(|error| format!("{error} in {value}"))).collect()
     }
 
     fn from_json(value: &Value) -> Result<Self, String> {

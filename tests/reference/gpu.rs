@@ -23,11 +23,15 @@ pub fn gpu_or_skip(what: &str) -> Option<Device> {
         Ok(device) => Some(device),
         Err(error) if std::env::var("ATTNPACK_REQUIRE_GPU").is_ok_and(|value| value == "1") => panic!("no GPU for {what}: {error}"),
         Err(error) => {
-            // Past the capture of `println!`, so that it shows.
-            TOLD.call_once(|| drop(writeln!(std::io::stderr(), "SKIPPED {what}: {error}")));
+            TOLD.call_once(|| tell_skipped(&format!("{what}: {error}")));
             None
         }
     }
+}
+
+/// Tells what is skipped, in one line that begins so: past the capture of `println!`, and in one piece.
+pub fn tell_skipped(what: &str) {
+    let _ = std::io::stderr().write_all(format!("SKIPPED {what}\n").as_bytes());
 }
 
 /// A stream of its own in the device's context.
