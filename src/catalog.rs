@@ -29,7 +29,7 @@ pub struct Entry {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
-    /// Published models that have this head_dim and ratio; empty for a variant of every ratio.
+    /// Published models whose heads it was made for: with this head_dim and ratio, or without groups where it takes every ratio.
     pub models: &'static str,
     /// Machine code, one image per architecture.
     pub cubins: &'static [Cubin],
