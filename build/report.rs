@@ -49,9 +49,10 @@ pub fn parse(said: &str) -> Report {
     report
 }
 
-/// `ptxas info    : words` or `ptxas file.ptx, line 7; error   : words`.
+/// `ptxas info    : words` or `ptxas file.ptx, line 7; error   : words`. ptxas begins with the name that it was started
+/// by, such as `ptxas-12.9`.
 fn message(line: &str) -> Option<(&str, Complaint)> {
-    let rest = line.strip_prefix("ptxas ")?;
+    let (_, rest) = line.strip_prefix("ptxas")?.split_once(' ')?;
     let (line, rest) = match rest.split_once(';') {
         Some((place, rest)) if place.contains(", line ") => (number_after(place, ", line "), rest),
         _ => (None, rest),

@@ -87,6 +87,7 @@ fn reports_are_read() {
     let complaint = |line, words: &str| Complaint { line: Some(line), words: words.to_owned() };
     assert_eq!(report.errors, [complaint(7, "Unknown symbol '%q2'"), complaint(1, "Unsupported .version 9.9; current version is '8.8'")]);
     assert_eq!(report::parse("nonsense\nptxas\nptxas info    : Used many registers"), report::Report::default());
+    assert_eq!(report, report::parse(&SAID.replace("ptxas ", "ptxas-12.9 ")), "a ptxas of another name");
 }
 
 #[test]
