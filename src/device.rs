@@ -193,7 +193,7 @@ impl Device {
         self.load_all(reachable(self.capability, self.policy, self.catalog))
     }
 
-    fn load_all(&self, mut choices: impl Iterator<Item = Choice>) -> Result<()> {
+    pub(crate) fn load_all(&self, mut choices: impl Iterator<Item = Choice>) -> Result<()> {
         let current = match self.context() {
             // SAFETY: the context lives as long as `self.home`, which outlives `current`.
             Some(context) => unsafe { self.driver.enter(context.cu_ctx().cast()) }?,

@@ -50,6 +50,9 @@ mod dispatch;
 mod driver;
 mod error;
 mod error_text;
+#[cfg(feature = "capi")]
+#[allow(unsafe_code, reason = "exports functions to C, and reads and writes what their callers point to")]
+mod ffi;
 mod functions;
 mod grid;
 mod jit;

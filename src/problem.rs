@@ -153,7 +153,7 @@ impl ProblemBuilder {
         self.strides(Operand::O, strides)
     }
 
-    fn strides(mut self, operand: Operand, strides: Strides) -> Self {
+    pub(crate) fn strides(mut self, operand: Operand, strides: Strides) -> Self {
         self.strides[operand as usize] = strides;
         self
     }
