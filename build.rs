@@ -19,7 +19,7 @@ use build::jobs::Pool;
 use build::manifest::Contract;
 use build::ptxas::Found;
 use build::settings::Settings;
-use build::{Outcome, Warnings, assemble, catalog, generator, kernel, ptxas};
+use build::{Outcome, Warnings, assemble, catalog, generator, kernel, ptxas, shared_library};
 use jobserver::Client;
 
 fn main() -> ExitCode {
@@ -72,6 +72,7 @@ pub fn run(settings: &Settings, built_in: &Path, pool: &Pool) -> Result<Outcome>
     };
     catalog::write(settings, &tool, &kernels, &assembled)?;
 
+    outcome.link_args = shared_library::link_args(settings)?;
     outcome.warnings = warnings.into_lines();
     Ok(outcome)
 }

@@ -12,6 +12,7 @@ pub mod ptxas;
 pub mod report;
 pub mod search;
 pub mod settings;
+pub mod shared_library;
 
 use std::fmt;
 use std::fs;
@@ -61,13 +62,20 @@ pub struct Outcome {
     pub variables: Vec<&'static str>,
     /// Files whose change runs the build again. All exist: Cargo takes a missing one for a changed one.
     pub files: Vec<PathBuf>,
+    /// Arguments for linking the shared library.
+    pub link_args: Vec<String>,
 }
 
 impl Outcome {
     /// Watches the settings and the external generator. Sources need no watching: a change of this script or
     /// of the generator rebuilds the script, and Cargo runs a rebuilt script.
     pub fn watching(settings: &Settings) -> Self {
-        Outcome { warnings: Vec::new(), variables: settings::VARIABLES.to_vec(), files: settings.generator.iter().cloned().collect() }
+        Outcome {
+            warnings: Vec::new(),
+            variables: settings::VARIABLES.to_vec(),
+            files: settings.generator.iter().cloned().collect(),
+            link_args: Vec::new(),
+        }
     }
 
     /// Watches what decided which ptxas is used: its file, and the variables that the search read before it.
@@ -97,6 +105,9 @@ impl fmt::Display for Outcome {
         }
         for file in &self.files {
             writeln!(f, "cargo::rerun-if-changed={}", file.display())?;
+        }
+        for arg in &self.link_args {
+            writeln!(f, "cargo::rustc-cdylib-link-arg={arg}")?;
         }
         for warning in &self.warnings {
             writeln!(f, "cargo::warning={warning}")?;

@@ -8,8 +8,9 @@
 //! | `ATTNPACK_PTX_GEN` | absolute path of a generator to run in place of the built-in one |
 //! | `ATTNPACK_CACHE_DIR` | absolute path of a folder that shares cubins between profiles and checkouts. Unset: `OUT_DIR/cache` |
 //!
-//! From Cargo: `OUT_DIR`, `NUM_JOBS`, and `CARGO_FEATURE_SM_*` for the architectures. For the search only:
-//! `PATH`, `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, and on Windows `PROGRAMFILES`.
+//! From Cargo: `OUT_DIR`, `NUM_JOBS`, `CARGO_FEATURE_SM_*` for the architectures, and for the shared library's name
+//! `CARGO_FEATURE_CAPI`, `CARGO_CFG_TARGET_OS`, `CARGO_CFG_TARGET_ENV`, `HOST`, `TARGET`, `CARGO_CFG_CARGO_C` and the
+//! package's version. For the search only: `PATH`, `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, and on Windows `PROGRAMFILES`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -51,6 +52,10 @@ pub struct Settings {
     pub cache_dir: Option<PathBuf>,
     /// Processes at a time.
     pub jobs: usize,
+    /// Name that programs know the shared library for C hosts by; `None` where there is none to name.
+    pub soname: Option<String>,
+    /// Whether the machine that builds is of the kind that runs it, with the C library of GNU.
+    pub native: bool,
     /// Where everything is written.
     pub out_dir: PathBuf,
     /// Where a ptxas may be.
@@ -100,6 +105,22 @@ impl Vars {
         jobs.parse().with_context(|| format!("NUM_JOBS={jobs} is not a number"))
     }
 
+    /// A version that may break the interface has a name of its own: a minor one before 1.0. cargo-c, which sets
+    /// `cfg(cargo_c)`, names the library itself.
+    fn soname(&self) -> Result<Option<String>> {
+        let linux = self.text("CARGO_CFG_TARGET_OS")? == Some("linux");
+        if !linux || self.0.contains_key(&OsString::from("CARGO_CFG_CARGO_C")) || self.get("CARGO_FEATURE_CAPI").is_none() {
+            return Ok(None);
+        }
+        let [major, minor] = [self.text("CARGO_PKG_VERSION_MAJOR")?, self.text("CARGO_PKG_VERSION_MINOR")?].map(|part| part.unwrap_or("0"));
+        let breaking = if major == "0" { format!("0.{minor}") } else { major.to_owned() };
+        Ok(Some(format!("libattnpack.so.{breaking}")))
+    }
+
+    fn native(&self) -> Result<bool> {
+        Ok(self.get("HOST") == self.get("TARGET") && self.text("CARGO_CFG_TARGET_ENV")? == Some("gnu"))
+    }
+
     fn strict(&self) -> Result<bool> {
         match self.text("ATTNPACK_STRICT")? {
             None | Some("0") => Ok(false),
@@ -137,6 +158,8 @@ impl Settings {
             generator: vars.absolute("ATTNPACK_PTX_GEN")?,
             cache_dir: vars.absolute("ATTNPACK_CACHE_DIR")?,
             jobs: vars.jobs()?,
+            soname: vars.soname()?,
+            native: vars.native()?,
             out_dir: vars.absolute("OUT_DIR")?.context("OUT_DIR is not set: Cargo sets it for a build script")?,
             places: Places::from_vars(&vars),
         })

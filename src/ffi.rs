@@ -4,12 +4,14 @@
 //! `ATTNPACK_ERROR_INTERNAL`. Nothing here is reachable from Rust: [`crate::Device`] and [`crate::Problem`] are. That
 //! the header and this module say the same is checked by `ffi/header.rs`.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
+use cudarc::driver::sys::CUstream;
+
 use crate::device::Device;
-use crate::dispatch::{Alignment, Choice, Code, Policy};
+use crate::dispatch::{Alignment, Choice};
 use crate::jit::jit_stats;
 
 mod fault;
@@ -18,14 +20,13 @@ mod header;
 mod kernels;
 mod params;
 mod structs;
+mod values;
 
 use fault::{Fault, Status};
 use kernels::KernelInfo;
 use params::{PrefillParams, Request};
 use structs::{Sized, Writing};
-
-/// A `CUstream`.
-type Stream = *mut c_void;
+use values::{CODES, POLICIES};
 
 /// `attnpack_capability`.
 #[repr(C)]
@@ -121,11 +122,7 @@ unsafe extern "C" fn attnpack_device_create(policy: u32, device: *mut *mut Devic
         }
         // SAFETY: not null.
         unsafe { write_optional(device, ptr::null_mut()) };
-        let policy = match policy {
-            0 => Policy::CubinFirst,
-            1 => Policy::CubinOnly,
-            other => return Err(Fault::enum_value("attnpack_policy", other, "0 (CUBIN_FIRST) and 1 (CUBIN_ONLY)")),
-        };
+        let policy = POLICIES.of(policy)?;
         let made = Box::new(Device::from_current_context()?.with_policy(policy));
         // SAFETY: not null.
         unsafe { write_optional(device, Box::into_raw(made)) };
@@ -173,14 +170,14 @@ unsafe extern "C" fn attnpack_device_capability(handle: *const Device, capabilit
 /// As the header says: `handle` is alive or null, `params` can be read as far as its first field tells, or is null;
 /// the contract of [`Device::launch`] for the stream and the tensors.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn attnpack_prefill(handle: *const Device, params: *const PrefillParams, stream: Stream) -> Status {
+unsafe extern "C" fn attnpack_prefill(handle: *const Device, params: *const PrefillParams, stream: CUstream) -> Status {
     guarded(|| {
         // SAFETY: alive or null.
         let device = unsafe { device(handle) }?;
         // SAFETY: readable as far as it says, or null.
         let Request { problem, pointers } = unsafe { Request::read(params) }?;
         // SAFETY: the caller's promise about stream and tensors is that of `launch`.
-        unsafe { device.launch(&problem, pointers, stream.cast()) }?;
+        unsafe { device.launch(&problem, pointers, stream) }?;
         Ok(())
     })
 }
@@ -195,14 +192,10 @@ unsafe extern "C" fn attnpack_supports(handle: *const Device, params: *const Pre
         let device = unsafe { device(handle) }?;
         // SAFETY: readable as far as it says, or null.
         let choice = choose(device, &unsafe { Request::read(params) }?)?;
-        let chosen_code = match choice.code {
-            Code::Cubin(_) => 1,
-            Code::Ptx(_) => 2,
-        };
         // SAFETY: writable or null.
         unsafe { write_optional(kernel, choice.index) };
         // SAFETY: writable or null.
-        unsafe { write_optional(code, chosen_code) };
+        unsafe { write_optional(code, CODES.number(choice.code.into())) };
         Ok(())
     })
 }

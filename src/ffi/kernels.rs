@@ -3,8 +3,8 @@
 use std::ffi::{CStr, CString, c_char};
 use std::sync::OnceLock;
 
-use super::params::DTYPES;
 use super::structs::Sized;
+use super::values::DTYPES;
 use crate::catalog::{Entry, Group, MaskSupport, build_info, catalog};
 
 /// `attnpack_kernel_info`.
@@ -57,7 +57,7 @@ impl Kernel {
             family: self.family.as_ptr(),
             models: self.models.as_ptr(),
             cubins: self.cubins.as_ptr(),
-            dtype: DTYPES.iter().find(|(_, known)| *known == dtype).map_or(0, |(number, _)| *number),
+            dtype: DTYPES.number(dtype),
             head_dim,
             group: match group {
                 Group::Packed(ratio) => ratio,

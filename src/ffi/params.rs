@@ -4,10 +4,11 @@ use std::ffi::c_void;
 
 use super::fault::Fault;
 use super::structs::{self, Sized};
+use super::values::{DTYPES, MASKS};
 use crate::launch::Pointers;
 use crate::layout::Strides;
 use crate::problem::Problem;
-use crate::shape::{DType, Mask, Operand, Shape};
+use crate::shape::{Operand, Shape};
 
 /// `attnpack_strides`.
 #[repr(C)]
@@ -49,11 +50,6 @@ unsafe impl Sized for PrefillParams {
     const NAME: &'static str = "attnpack_prefill_params";
 }
 
-/// `attnpack_dtype`, and what it stands for.
-pub(super) const DTYPES: [(u32, DType); 3] = [(1, DType::F16), (2, DType::BF16), (3, DType::F32)];
-/// `attnpack_mask`, and what it stands for.
-pub(super) const MASKS: [(u32, Mask); 2] = [(0, Mask::Full), (1, Mask::Causal)];
-
 /// What a C host asks for, checked as far as it does not depend on the device.
 pub(super) struct Request {
     pub(super) problem: Problem,
@@ -76,9 +72,8 @@ impl PrefillParams {
         if self.reserved != 0 {
             return Err(Fault::unknown_field(Self::NAME, std::mem::offset_of!(Self, reserved)));
         }
-        let dtype =
-            known(&DTYPES, self.dtype).ok_or_else(|| Fault::enum_value("attnpack_dtype", self.dtype, "1 (F16), 2 (BF16) and 3 (F32)"))?;
-        let mask = known(&MASKS, self.mask).ok_or_else(|| Fault::enum_value("attnpack_mask", self.mask, "0 (FULL) and 1 (CAUSAL)"))?;
+        let dtype = DTYPES.of(self.dtype)?;
+        let mask = MASKS.of(self.mask)?;
         let PrefillParams { batch, q_len, kv_len, q_heads, kv_heads, head_dim, .. } = *self;
         let mut problem = Problem::prefill(dtype, Shape { batch, q_len, kv_len, q_heads, kv_heads, head_dim }).mask(mask);
         if self.scale != 0.0 {
@@ -112,9 +107,4 @@ impl TensorStrides {
         let checked = |part, stride: i64| u64::try_from(stride).map_err(|_| Fault::negative_stride(operand, part, stride));
         Ok(Some(Strides { batch: checked("batch", batch)?, seq: checked("sequence", seq)?, head: checked("head", head)? }))
     }
-}
-
-/// What a number of C stands for.
-fn known<T: Copy>(values: &[(u32, T)], number: u32) -> Option<T> {
-    values.iter().find(|(known, _)| *known == number).map(|&(_, value)| value)
 }

@@ -19,7 +19,7 @@ const MARK: &str = "ATTNPACK_TEST_WITH_FAKE_DRIVER";
 ///
 /// `test` is the name of the calling test, which is started again as the only one of a child process.
 pub fn with_driver(test: &str, age: &str, body: impl FnOnce(&Fake)) -> Option<String> {
-    let folder = if is_child(test) { PathBuf::new() } else { compile(test, age)? };
+    let folder = if is_child(test) { PathBuf::new() } else { folder(test, age)? };
     in_child(test, &folder, || body(&Fake::open()))
 }
 
@@ -43,7 +43,7 @@ fn is_child(test: &str) -> bool {
 }
 
 /// The folder with `libcuda.so.1`, compiled unless it is there; `None`, and a line that says so, without rustc.
-fn compile(test: &str, age: &str) -> Option<PathBuf> {
+pub fn folder(test: &str, age: &str) -> Option<PathBuf> {
     let mut hasher = DefaultHasher::new();
     (SOURCE, age).hash(&mut hasher);
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fake_driver_{age}_{:016x}", hasher.finish()));
