@@ -25,7 +25,7 @@ typedef unsigned long long device_address;
     FUNCTION(cuMemFree_v2, (device_address address))                        \
     FUNCTION(cuMemcpyHtoD_v2, (device_address to, const void *from, size_t bytes)) \
     FUNCTION(cuMemcpyDtoH_v2, (void *to, device_address from, size_t bytes)) \
-    FUNCTION(cuMemsetD8_v2, (device_address address, unsigned char value, size_t bytes)) \
+    FUNCTION(cuMemsetD8Async, (device_address address, unsigned char value, size_t bytes, struct CUstream_st *stream)) \
     FUNCTION(cuStreamCreate, (struct CUstream_st **stream, unsigned flags)) \
     FUNCTION(cuStreamSynchronize, (struct CUstream_st *stream))             \
     FUNCTION(cuStreamDestroy_v2, (struct CUstream_st *stream))              \

@@ -177,7 +177,8 @@ int main(void) {
 
     if ((result = cuda.cuDevicePrimaryCtxRetain(&context, 0)) != 0) return cuda_failed("cuDevicePrimaryCtxRetain", result);
     if ((result = cuda.cuCtxSetCurrent(context)) != 0) return cuda_failed("cuCtxSetCurrent", result);
-    if ((result = cuda.cuStreamCreate(&stream, 1)) != 0) return cuda_failed("cuStreamCreate", result);
+    /* Of the kind that waits for the default stream, which copies. */
+    if ((result = cuda.cuStreamCreate(&stream, 0)) != 0) return cuda_failed("cuStreamCreate", result);
     status = attnpack_device_create(ATTNPACK_POLICY_CUBIN_FIRST, &device);
     if (status != ATTNPACK_OK) return failed("attnpack_device_create", status);
 
