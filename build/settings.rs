@@ -35,6 +35,15 @@ pub enum PtxasSetting {
     Off,
 }
 
+/// How the shared library for C hosts is to be linked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedLibrary {
+    /// The name that programs know it by.
+    pub soname: String,
+    /// Whether the machine that builds is of the kind that runs it, with the C library of GNU.
+    pub native: bool,
+}
+
 /// The settings of one build.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -52,10 +61,8 @@ pub struct Settings {
     pub cache_dir: Option<PathBuf>,
     /// Processes at a time.
     pub jobs: usize,
-    /// Name that programs know the shared library for C hosts by; `None` where there is none to name.
-    pub soname: Option<String>,
-    /// Whether the machine that builds is of the kind that runs it, with the C library of GNU.
-    pub native: bool,
+    /// The shared library for C hosts; `None` where its linking is not ours to arrange.
+    pub shared_library: Option<SharedLibrary>,
     /// Where everything is written.
     pub out_dir: PathBuf,
     /// Where a ptxas may be.
@@ -107,18 +114,16 @@ impl Vars {
 
     /// A version that may break the interface has a name of its own: a minor one before 1.0. cargo-c, which sets
     /// `cfg(cargo_c)`, names the library itself.
-    fn soname(&self) -> Result<Option<String>> {
-        let linux = self.text("CARGO_CFG_TARGET_OS")? == Some("linux");
-        if !linux || self.0.contains_key(&OsString::from("CARGO_CFG_CARGO_C")) || self.get("CARGO_FEATURE_CAPI").is_none() {
+    fn shared_library(&self) -> Result<Option<SharedLibrary>> {
+        let cargo_c = self.0.contains_key(&OsString::from("CARGO_CFG_CARGO_C"));
+        if cargo_c || self.text("CARGO_CFG_TARGET_OS")? != Some("linux") || self.get("CARGO_FEATURE_CAPI").is_none() {
             return Ok(None);
         }
-        let [major, minor] = [self.text("CARGO_PKG_VERSION_MAJOR")?, self.text("CARGO_PKG_VERSION_MINOR")?].map(|part| part.unwrap_or("0"));
+        let part = |name| self.text(name)?.with_context(|| format!("{name} is not set: Cargo sets it for a build script"));
+        let (major, minor) = (part("CARGO_PKG_VERSION_MAJOR")?, part("CARGO_PKG_VERSION_MINOR")?);
         let breaking = if major == "0" { format!("0.{minor}") } else { major.to_owned() };
-        Ok(Some(format!("libattnpack.so.{breaking}")))
-    }
-
-    fn native(&self) -> Result<bool> {
-        Ok(self.get("HOST") == self.get("TARGET") && self.text("CARGO_CFG_TARGET_ENV")? == Some("gnu"))
+        let native = self.get("HOST") == self.get("TARGET") && self.text("CARGO_CFG_TARGET_ENV")? == Some("gnu");
+        Ok(Some(SharedLibrary { soname: format!("libattnpack.so.{breaking}"), native }))
     }
 
     fn strict(&self) -> Result<bool> {
@@ -158,8 +163,7 @@ impl Settings {
             generator: vars.absolute("ATTNPACK_PTX_GEN")?,
             cache_dir: vars.absolute("ATTNPACK_CACHE_DIR")?,
             jobs: vars.jobs()?,
-            soname: vars.soname()?,
-            native: vars.native()?,
+            shared_library: vars.shared_library()?,
             out_dir: vars.absolute("OUT_DIR")?.context("OUT_DIR is not set: Cargo sets it for a build script")?,
             places: Places::from_vars(&vars),
         })

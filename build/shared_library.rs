@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::settings::Settings;
+use super::settings::{Settings, SharedLibrary};
 use super::{create_dir, write_file};
 
 /// Where compilers of GNU keep their own libraries: `TRIPLE/VERSION` below one of these.
@@ -16,9 +16,9 @@ const GCC: [&str; 3] = ["/usr/lib/gcc", "/usr/lib64/gcc", "/usr/local/lib/gcc"];
 /// Cargo sets no SONAME (cargo#5045). Rust's standard library unwinds through `libgcc_s`, which small containers lack: where
 /// the static form of the same code is found, a linker script of the name `libgcc_s.so` puts it in place.
 pub fn link_args(settings: &Settings) -> Result<Vec<String>> {
-    let Some(soname) = &settings.soname else { return Ok(Vec::new()) };
+    let Some(SharedLibrary { soname, native }) = &settings.shared_library else { return Ok(Vec::new()) };
     let mut args = vec![format!("-Wl,-soname,{soname}")];
-    if let Some(unwinder) = settings.native.then(|| find_unwinder(&GCC.map(Path::new))).flatten() {
+    if let Some(unwinder) = native.then(|| find_unwinder(&GCC.map(Path::new))).flatten() {
         let folder = settings.out("link");
         create_dir(&folder)?;
         write_file(&folder.join("libgcc_s.so"), format!("INPUT({})\n", unwinder.display()))?;

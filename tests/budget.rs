@@ -34,8 +34,7 @@ fn the_default_features_keep_to_the_budget() {
         generator: None,
         cache_dir: None,
         jobs: 2,
-        soname: None,
-        native: false,
+        shared_library: None,
         out_dir: dir.join("out"),
         places: Default::default(),
     };

@@ -70,6 +70,7 @@ impl Bench {
             generator: None,
             cache_dir: None,
             jobs: 2,
+            shared_library: None,
             out_dir: dir.join("out"),
             places: Places::default(),
         };

@@ -14,7 +14,7 @@ use crate::bench::{archs, assert_tells};
 use crate::build_support::script::build::cache;
 use crate::build_support::script::build::jobs::Pool;
 use crate::build_support::script::build::report::{self, Complaint};
-use crate::build_support::script::build::settings::{PtxasSetting, Settings};
+use crate::build_support::script::build::settings::{PtxasSetting, Settings, SharedLibrary};
 
 fn settings(vars: &[(&str, &str)]) -> Result<Settings> {
     let vars = vars.iter().chain(&[("OUT_DIR", "/out"), ("NUM_JOBS", "3")]);
@@ -44,6 +44,22 @@ fn settings_are_read_from_variables() {
     let empty = settings(&[("ATTNPACK_PTXAS", ""), ("ATTNPACK_STRICT", "")]).unwrap();
     assert_eq!((empty.ptxas, empty.strict), (PtxasSetting::Search, false));
     assert_eq!(settings(&[("ATTNPACK_PTXAS", "off")]).unwrap().ptxas, PtxasSetting::Off);
+}
+
+#[test]
+fn the_shared_library_is_named_by_what_may_break() {
+    let linux =
+        [("CARGO_FEATURE_CAPI", "1"), ("CARGO_CFG_TARGET_OS", "linux"), ("CARGO_CFG_TARGET_ENV", "gnu"), ("HOST", "x"), ("TARGET", "x")];
+    let named = |version: [(&'static str, &'static str); 2], more: &[(&'static str, &'static str)]| {
+        settings(&linux.iter().chain(&version).chain(more).copied().collect::<Vec<_>>()).unwrap().shared_library
+    };
+    let version = |major, minor| [("CARGO_PKG_VERSION_MAJOR", major), ("CARGO_PKG_VERSION_MINOR", minor)];
+    let library = |soname: &str, native| Some(SharedLibrary { soname: soname.to_owned(), native });
+    assert_eq!(named(version("0", "3"), &[]), library("libattnpack.so.0.3", true));
+    assert_eq!(named(version("2", "3"), &[("TARGET", "y")]), library("libattnpack.so.2", false));
+    assert_eq!(named(version("0", "3"), &[("CARGO_CFG_CARGO_C", "")]), None, "cargo-c names it");
+    assert_eq!(named(version("0", "3"), &[("CARGO_CFG_TARGET_OS", "windows")]), None);
+    assert_eq!(named(version("0", "3"), &[("CARGO_FEATURE_CAPI", "")]), None);
 }
 
 #[test]
