@@ -3,7 +3,6 @@
 
 #![cfg(all(feature = "capi", target_os = "linux"))]
 
-#[allow(dead_code, reason = "only the folder of the fake driver is needed")]
 mod fake_driver;
 
 use std::collections::BTreeSet;

@@ -132,7 +132,7 @@ fn rust_structs() -> Side {
             q_strides, k_strides, v_strides, o_strides
         }
         KernelInfo {
-            struct_size, name, family, models, cubins, dtype, head_dim, group, causal_only, row_alignment, block_q, block_kv,
+            struct_size, name, family, models, cubins, dtype, head_dim, group, masks, row_alignment, block_q, block_kv,
             threads, shared_bytes, has_ptx
         }
     }

@@ -4,8 +4,9 @@ use std::ffi::{CStr, CString, c_char};
 use std::sync::OnceLock;
 
 use super::structs::Sized;
-use super::values::DTYPES;
+use super::values::{DTYPES, MASKS};
 use crate::catalog::{Entry, Group, MaskSupport, build_info, catalog};
+use crate::shape::Mask;
 
 /// `attnpack_kernel_info`.
 #[repr(C)]
@@ -19,7 +20,7 @@ pub struct KernelInfo {
     pub(super) dtype: u32,
     pub(super) head_dim: u32,
     pub(super) group: u32,
-    pub(super) causal_only: u32,
+    pub(super) masks: u32,
     pub(super) row_alignment: u32,
     pub(super) block_q: u32,
     pub(super) block_kv: u32,
@@ -63,7 +64,10 @@ impl Kernel {
                 Group::Packed(ratio) => ratio,
                 Group::Any => 0,
             },
-            causal_only: u32::from(mask == MaskSupport::Causal),
+            masks: match mask {
+                MaskSupport::Causal => 1 << MASKS.number(Mask::Causal),
+                MaskSupport::Any => MASKS.all.iter().map(|(number, ..)| 1 << number).sum(),
+            },
             row_alignment: copy_bytes,
             block_q,
             block_kv,
