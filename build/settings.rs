@@ -9,8 +9,8 @@
 //! | `ATTNPACK_CACHE_DIR` | absolute path of a folder that shares cubins between profiles and checkouts. Unset: `OUT_DIR/cache` |
 //!
 //! From Cargo: `OUT_DIR`, `NUM_JOBS`, `CARGO_FEATURE_SM_*` for the architectures, and for the shared library's name
-//! `CARGO_FEATURE_CAPI`, `CARGO_CFG_TARGET_OS`, `CARGO_CFG_TARGET_ENV`, `HOST`, `TARGET`, `CARGO_CFG_CARGO_C` and the
-//! package's version. For the search only: `PATH`, `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, and on Windows `PROGRAMFILES`.
+//! `CARGO_FEATURE_CAPI`, `CARGO_CFG_TARGET_OS`, `CARGO_CFG_TARGET_ENV`, `HOST`, `TARGET` and the package's
+//! version. For the search only: `PATH`, `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, and on Windows `PROGRAMFILES`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -112,11 +112,9 @@ impl Vars {
         jobs.parse().with_context(|| format!("NUM_JOBS={jobs} is not a number"))
     }
 
-    /// A version that may break the interface has a name of its own: a minor one before 1.0. cargo-c, which sets
-    /// `cfg(cargo_c)`, names the library itself.
+    /// A version that may break the interface has a name of its own: a minor one before 1.0. cargo-c gives the same name.
     fn shared_library(&self) -> Result<Option<SharedLibrary>> {
-        let cargo_c = self.0.contains_key(&OsString::from("CARGO_CFG_CARGO_C"));
-        if cargo_c || self.text("CARGO_CFG_TARGET_OS")? != Some("linux") || self.get("CARGO_FEATURE_CAPI").is_none() {
+        if self.text("CARGO_CFG_TARGET_OS")? != Some("linux") || self.get("CARGO_FEATURE_CAPI").is_none() {
             return Ok(None);
         }
         let part = |name| self.text(name)?.with_context(|| format!("{name} is not set: Cargo sets it for a build script"));

@@ -57,7 +57,6 @@ fn the_shared_library_is_named_by_what_may_break() {
     let library = |soname: &str, native| Some(SharedLibrary { soname: soname.to_owned(), native });
     assert_eq!(named(version("0", "3"), &[]), library("libattnpack.so.0.3", true));
     assert_eq!(named(version("2", "3"), &[("TARGET", "y")]), library("libattnpack.so.2", false));
-    assert_eq!(named(version("0", "3"), &[("CARGO_CFG_CARGO_C", "")]), None, "cargo-c names it");
     assert_eq!(named(version("0", "3"), &[("CARGO_CFG_TARGET_OS", "windows")]), None);
     assert_eq!(named(version("0", "3"), &[("CARGO_FEATURE_CAPI", "")]), None);
 }
