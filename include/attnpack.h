@@ -40,8 +40,9 @@
  * several; only attnpack_device_destroy() must not run while another call uses the device.
  *
  * STREAMS. Launches are asynchronous and ordered like any kernel launch on the stream. They allocate nothing, wait for
- * nothing, and can be captured into a CUDA graph once attnpack_warm_up() has loaded their kernel in that context; before
- * that a captured launch is ATTNPACK_ERROR_NOT_LOADED. Results are the same bits from run to run on the same GPU.
+ * nothing, and can be captured into a CUDA graph once attnpack_warm_up(), or a launch that was not captured, has loaded
+ * their kernel in that context; before that a captured launch is ATTNPACK_ERROR_NOT_LOADED, and the capture goes on.
+ * Results are the same bits from run to run on the same GPU.
  */
 #ifndef ATTNPACK_H
 #define ATTNPACK_H
@@ -67,7 +68,10 @@
 extern "C" {
 #endif
 
-/* A CUstream, or a cudaStream_t, is a pointer to this. Null is the default stream of the context that is current. */
+/*
+ * A CUstream, or a cudaStream_t, is a pointer to this. Null, CU_STREAM_LEGACY (1) and CU_STREAM_PER_THREAD (2) are the
+ * default streams of the context that is current.
+ */
 struct CUstream_st;
 
 /* ---- Status --------------------------------------------------------------------------------------------------- */
@@ -199,7 +203,9 @@ typedef enum attnpack_mask {
 
 /*
  * Strides of a tensor [batch, seq, heads, head_dim], in elements; the last dimension is contiguous. All three 0 stands
- * for a tensor without gaps: { seq * heads * head_dim, heads * head_dim, head_dim }.
+ * for a tensor without gaps: { seq * heads * head_dim, heads * head_dim, head_dim }. One 0 is a 0: every sequence, token
+ * or head is at the same place, as inputs may be. The stride of a dimension of size 1 counts for nothing, but is not
+ * negative; to repeat one row along all others, set it to 1.
  */
 typedef struct attnpack_strides {
     int64_t batch;

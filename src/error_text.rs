@@ -102,8 +102,7 @@ impl Display for Error {
             ),
             Error::NoContext => write!(
                 f,
-                "no CUDA context is current on this thread, so the default stream means nothing; \
-                 make a context current, or pass a stream of one"
+                "no CUDA context is current on this thread; make one current, or launch on a stream of one that is not the default stream"
             ),
             Error::NotLoaded { kernel } => write!(
                 f,

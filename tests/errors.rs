@@ -115,7 +115,7 @@ fn launch_errors_say_what_to_change() {
     );
     says(
         Error::NoContext,
-        "no CUDA context is current on this thread, so the default stream means nothing; make a context current, or pass a stream of one",
+        "no CUDA context is current on this thread; make one current, or launch on a stream of one that is not the default stream",
     );
     says(
         Error::NotLoaded { kernel: "prefill" },

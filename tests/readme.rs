@@ -21,7 +21,7 @@ const THIS: &str = include_str!("readme.rs");
 const COMMANDS: [&str; 2] = ["cargo run --release --example prefill", "cargo test --workspace --release"];
 
 /// Settings that are no settings of the build.
-const RUN_TIME_SETTINGS: [&str; 1] = ["ATTNPACK_REQUIRE_GPU"];
+const RUN_TIME_SETTINGS: [&str; 2] = ["ATTNPACK_REQUIRE_GPU", "ATTNPACK_LIBRARY"];
 
 #[test]
 fn the_support_table_is_the_catalogue() {

@@ -240,7 +240,7 @@ int main(void) {
         fprintf(stderr, "this driver is no fake\n");
         return 1;
     }
-    expect("no context", attnpack_device_create(ATTNPACK_POLICY_CUBIN_FIRST, &device), ATTNPACK_ERROR_NO_CONTEXT, "make a context current");
+    expect("no context", attnpack_device_create(ATTNPACK_POLICY_CUBIN_FIRST, &device), ATTNPACK_ERROR_NO_CONTEXT, "make one current");
     set_params_bytes(16);
     set_current(0x1000, 7, 0);
     expect("a device", attnpack_device_create(ATTNPACK_POLICY_CUBIN_FIRST, &device), ATTNPACK_OK, "");
