@@ -190,6 +190,25 @@ fn the_example_is_built_from_the_installed_files() {
     }
 }
 
+/// Its structs are the header's: the library refuses other sizes, and what it says of a kernel is what the catalogue has.
+#[test]
+fn python_lists_the_kernels() {
+    let program = Path::new(ROOT).join("examples/python/attnpack.py");
+    let mut python = Command::new("python3");
+    python.arg(program).env("ATTNPACK_LIBRARY", libraries().join("libattnpack.so")).env("PYTHONDONTWRITEBYTECODE", "1");
+    let Ok(output) = python.output() else { return skipped("python_lists_the_kernels: there is no python3") };
+    let told = text(&output);
+    assert!(output.status.success(), "{told}");
+    for entry in attnpack::catalog() {
+        let archs: Vec<_> = entry.cubins.iter().map(|cubin| cubin.arch.to_string()).collect();
+        let code = if archs.is_empty() { "none, PTX only".to_owned() } else { archs.join(" ") };
+        let numbers = [entry.copy_bytes, entry.threads, entry.shared_bytes].map(|number| number.to_string()).join(" ");
+        let row = format!("{} {numbers} {code}", entry.name);
+        let rows = || told.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+        assert!(rows().any(|line| line == row), "no line '{row}':\n{told}");
+    }
+}
+
 /// The flags for the shared library, and the libraries that the static one needs.
 fn pkg_config(prefix: &Path) -> (Vec<String>, Vec<String>) {
     let ask = |args: &[&str]| {
