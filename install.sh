@@ -3,14 +3,18 @@
 #
 #     ./install.sh PREFIX [LIBRARIES]
 #
-# LIBRARIES is the folder that `cargo build --release` left them in, by default target/release. DESTDIR goes before
-# PREFIX, for packages.
+# PREFIX is an absolute path. LIBRARIES is the folder that `cargo build --release` left them in. DESTDIR goes before PREFIX,
+# for packages.
 set -eu
 
-[ $# -ge 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+fail() { echo "$1" >&2; exit "${2:-1}"; }
+case ${1:-} in
+    /*) ;;
+    *) fail "$(sed -n '2,7s/^# \{0,1\}//p' "$0")" 2 ;;
+esac
 here=$(cd "$(dirname "$0")" && pwd)
-prefix=$1
-libraries=${2:-$here/target/release}
+prefix=${1%/}
+libraries=${2:-${CARGO_TARGET_DIR:-$here/target}/release}
 place=${DESTDIR:-}$prefix
 
 number() { sed -n "s/^#define ATTNPACK_VERSION_$1 //p" "$here/include/attnpack.h"; }
@@ -20,16 +24,18 @@ version=$major.$minor.$patch
 if [ "$major" = 0 ]; then soname=libattnpack.so.0.$minor; else soname=libattnpack.so.$major; fi
 
 for file in libattnpack.a libattnpack.so; do
-    [ -f "$libraries/$file" ] || { echo "there is no $libraries/$file: run cargo build --release first" >&2; exit 1; }
+    [ -f "$libraries/$file" ] || fail "there is no $libraries/$file: run cargo build --release first"
+    grep -q attnpack_version "$libraries/$file" || fail "$libraries/$file has no functions for C: build it with the feature capi"
 done
 
-mkdir -p "$place/include" "$place/lib/pkgconfig"
-cp "$here/include/attnpack.h" "$place/include/attnpack.h"
-cp "$libraries/libattnpack.a" "$place/lib/libattnpack.a"
-cp "$libraries/libattnpack.so" "$place/lib/libattnpack.so.$version"
-chmod 755 "$place/lib/libattnpack.so.$version"
+# `install` replaces a file: programs that run with the old library keep it.
+install -d -m 755 "$place/include" "$place/lib/pkgconfig"
+install -m 644 "$here/include/attnpack.h" "$place/include/attnpack.h"
+install -m 644 "$libraries/libattnpack.a" "$place/lib/libattnpack.a"
+install -m 755 "$libraries/libattnpack.so" "$place/lib/libattnpack.so.$version"
 ln -sf "libattnpack.so.$version" "$place/lib/$soname"
 ln -sf "$soname" "$place/lib/libattnpack.so"
+rm -f "$place/lib/pkgconfig/attnpack.pc"
 cat >"$place/lib/pkgconfig/attnpack.pc" <<PC
 prefix=$prefix
 includedir=\${prefix}/include
@@ -38,8 +44,9 @@ libdir=\${prefix}/lib
 Name: attnpack
 Description: Fused prefill attention for NVIDIA GPUs
 Version: $version
-Cflags: -I\${includedir}
-Libs: -L\${libdir} -lattnpack
+Cflags: -I"\${includedir}"
+Libs: -L"\${libdir}" -lattnpack
 Libs.private: -lpthread -ldl -lm
 PC
+chmod 644 "$place/lib/pkgconfig/attnpack.pc"
 echo "installed attnpack $version in $place"

@@ -24,12 +24,12 @@
  * STATUS. Every call that can fail returns an attnpack_status; ATTNPACK_OK is 0. After a failure attnpack_last_error()
  * has a sentence that names the values at fault and the remedy. No call aborts, throws or unwinds into its caller, for
  * any value of its arguments, with or without a driver, as long as pointers that are not null point to what their type
- * says and device addresses to what the parameters say.
+ * says, device addresses to what the parameters say, and the host has memory left.
  *
- * OWNERSHIP. A device is the caller's to destroy. Strings are the library's: those of attnpack_last_error() live until
- * the next call that fails on the same thread, all others until the library is unloaded. Tensors, streams and contexts
- * are the caller's; the library keeps none of their addresses after a call returns, and never makes, retains or
- * destroys a context.
+ * OWNERSHIP. A device is the caller's to destroy. Strings are the library's: that of attnpack_last_error() lives until
+ * the next call that fails on the same thread, or the thread ends; all others until the library is unloaded. Tensors,
+ * streams and contexts are the caller's: the library keeps no address of a tensor or a stream, uses that of a context
+ * only while a call runs, and never makes, retains or destroys a context.
  *
  * CONTEXTS. attnpack_device_create() asks which GPU the context belongs to that is current on the calling thread: a
  * primary context, as the CUDA runtime and PyTorch use it, or any other. The device stands for that GPU. A launch works
@@ -91,7 +91,7 @@ typedef enum attnpack_status {
     ATTNPACK_ERROR_ZERO_SIZE = 20,              /* a size is 0 */
     ATTNPACK_ERROR_TOO_LARGE = 21,              /* a size exceeds what one launch takes */
     ATTNPACK_ERROR_HEAD_RATIO = 22,             /* kv_heads does not divide q_heads */
-    ATTNPACK_ERROR_SCALE = 23,                  /* the scale is negative, infinite or NaN */
+    ATTNPACK_ERROR_SCALE = 23,                  /* the scale is negative, NaN, or not finite once multiplied by log2(e) */
     ATTNPACK_ERROR_NEGATIVE_STRIDE = 24,        /* a stride is negative */
     ATTNPACK_ERROR_EXTENT_OVERFLOW = 25,        /* an offset in a tensor does not fit 64 bits */
     ATTNPACK_ERROR_OUTPUT_OVERLAPS_ITSELF = 26, /* two rows of o share an element */
@@ -122,15 +122,16 @@ typedef enum attnpack_status {
     ATTNPACK_ERROR_JIT = 84,            /* it cannot compile a kernel's PTX; its log is in the text */
     ATTNPACK_ERROR_DRIVER = 85,         /* another of its functions failed, perhaps for work that was launched before */
 
-    ATTNPACK_ERROR_INTERNAL = 100 /* a bug in this library, which undid what it did; please report the text */
+    /* A bug in this library, which every call may have. Whether it took effect is unknown; please report the text. */
+    ATTNPACK_ERROR_INTERNAL = 100
 } attnpack_status;
 
 /* What a status means, in general. Never null: a number that is no status says so. */
 ATTNPACK_API const char *attnpack_status_string(attnpack_status status);
 
 /*
- * What the last failed call on this thread has to say; an empty string when none failed yet. Never null. Calls that
- * succeed leave it as it is.
+ * What the last failed call on this thread has to say; an empty string when none failed yet, and where the thread is
+ * ending (destructors of thread-local objects, atexit). Never null. Calls that succeed leave it as it is.
  */
 ATTNPACK_API const char *attnpack_last_error(void);
 
@@ -205,7 +206,7 @@ typedef enum attnpack_mask {
  * Strides of a tensor [batch, seq, heads, head_dim], in elements; the last dimension is contiguous. All three 0 stands
  * for a tensor without gaps: { seq * heads * head_dim, heads * head_dim, head_dim }. One 0 is a 0: every sequence, token
  * or head is at the same place, as inputs may be. The stride of a dimension of size 1 counts for nothing, but is not
- * negative; to repeat one row along all others, set it to 1.
+ * negative; to repeat one row along all others, set that one to 1.
  */
 typedef struct attnpack_strides {
     int64_t batch;
@@ -215,7 +216,8 @@ typedef struct attnpack_strides {
 
 /*
  * An attention problem and where its tensors lie. Start from zeros, and set struct_size and what is not optional; later
- * versions append fields whose 0 means what this version does.
+ * versions append fields whose 0 means what this version does. A library takes the structs of older headers, and those
+ * of newer ones whose further fields are 0.
  *
  * q and o are [batch, q_len, q_heads, head_dim], k and v [batch, kv_len, kv_heads, head_dim]; query head h reads KV head
  * h / (q_heads / kv_heads). Each address is that of element [0, 0, 0, 0], on the device. Rows start on multiples of 16
@@ -252,7 +254,8 @@ typedef struct attnpack_prefill_params {
  * loaded first. The tensors must stay valid until the kernel has run; meanwhile nothing may write q, k or v, or access
  * o and lse.
  *
- * Every status but KERNEL_INDEX.
+ * NULL_ARGUMENT, STRUCT_SIZE, ENUM_VALUE, UNKNOWN_FIELD; all of sizes, strides and scale, of what does not exist, and of
+ * addresses and contexts; LOAD, JIT, DRIVER.
  */
 ATTNPACK_API attnpack_status attnpack_prefill(const attnpack_device *device, const attnpack_prefill_params *params,
                                               struct CUstream_st *stream);
@@ -265,14 +268,15 @@ typedef enum attnpack_code {
 
 /*
  * Says whether a device serves a problem, and by which kernel: *kernel is its number for attnpack_kernel_at(), *code
- * what is loaded for it. Either may be null. Loads and launches nothing, and needs no context.
+ * an attnpack_code, what is loaded for it. Either may be null. Loads and launches nothing, and needs no context.
  *
  * Tensors that are null in params count as aligned; lse does not matter.
  *
- * NULL_ARGUMENT, STRUCT_SIZE, ENUM_VALUE, UNKNOWN_FIELD, MISALIGNED, and those of sizes and of what does not exist.
+ * NULL_ARGUMENT, STRUCT_SIZE, ENUM_VALUE, UNKNOWN_FIELD, MISALIGNED, and those of sizes, strides and scale and of what
+ * does not exist.
  */
 ATTNPACK_API attnpack_status attnpack_supports(const attnpack_device *device, const attnpack_prefill_params *params,
-                                               size_t *kernel, attnpack_code *code);
+                                               size_t *kernel, uint32_t *code);
 
 /*
  * Loads the kernel for a problem, completely, into the context that is current on this thread, and waits for it: later

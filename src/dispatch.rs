@@ -162,6 +162,17 @@ pub(crate) fn select(
     policy: Policy,
     catalog: &'static [Entry],
 ) -> Result<(Choice, Grid)> {
+    best(problem, alignment, device, policy, catalog).ok_or_else(|| refusal::explain(problem, alignment, device, catalog))
+}
+
+/// The choice, if there is one.
+pub(crate) fn best(
+    problem: &Problem,
+    alignment: Alignment,
+    device: Capability,
+    policy: Policy,
+    catalog: &'static [Entry],
+) -> Option<(Choice, Grid)> {
     let mut best = None;
     for (index, entry) in catalog.iter().enumerate() {
         if !entry.serves(problem) || entry.copy_bytes > alignment.bytes {
@@ -174,7 +185,7 @@ pub(crate) fn select(
             best = Some((rank, (choice, grid)));
         }
     }
-    best.map(|(_, found)| found).ok_or_else(|| refusal::explain(problem, alignment, device, catalog))
+    best.map(|(_, found)| found)
 }
 
 /// The preferences of [`dispatch`], most important first; the greatest is chosen, and the first of equals.

@@ -16,7 +16,10 @@ impl Display for Error {
                 write!(f, "{what} is {value}; one launch takes at most {limit}; split it into several launches")
             }
             Error::Scale { scale } => {
-                write!(f, "scale {scale} is not usable; it must be finite and positive, by default 1/sqrt(head_dim)")
+                write!(
+                    f,
+                    "scale {scale} is not usable; it must be positive, and finite when multiplied by log2(e), by default 1/sqrt(head_dim)"
+                )
             }
             Error::ExtentOverflow { operand } => {
                 write!(f, "an offset in {operand} does not fit 64 bits; check the strides, which count elements")
@@ -143,7 +146,7 @@ fn remedy(source: &DriverError) -> &'static str {
     match source.code {
         2 => "; free memory on the device",
         34 => "; a stub of libcuda was opened: remove the toolkit's stubs folder from the library path",
-        201 | 709 => "; the context was destroyed: make a new Device and new streams",
+        201 | 709 => "; the context was destroyed: use another one, and new streams",
         209 => "; enable the cargo feature of this GPU's architecture",
         221 | 223 => "; this driver cannot compile PTX here: enable the cargo feature of this GPU's architecture to have cubins",
         222 => "; the driver is older than this PTX: update it, or enable the cargo feature of this GPU's architecture to have cubins",

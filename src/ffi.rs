@@ -1,7 +1,7 @@
 //! The C interface: translate, call, translate back. `include/attnpack.h` is its contract and its documentation.
 //!
-//! Every function runs its body through [`guarded`], which turns an error into a status and a text, and a panic into
-//! `ATTNPACK_ERROR_INTERNAL`. Nothing here is reachable from Rust: [`crate::Device`] and [`crate::Problem`] are. That
+//! Every function that can fail runs its body through [`guarded`], which turns an error into a status and a text, and a
+//! panic into `ATTNPACK_ERROR_INTERNAL`; the others return what is there already, or do nothing that can panic. Nothing here is reachable from Rust: [`crate::Device`] and [`crate::Problem`] are. That
 //! the header and this module say the same is checked by `ffi/header.rs`.
 
 use std::ffi::c_char;
@@ -25,7 +25,7 @@ mod values;
 use fault::{Fault, Status};
 use kernels::KernelInfo;
 use params::{PrefillParams, Request};
-use structs::{Sized, Writing};
+use structs::{Versioned, Writing};
 use values::{CODES, POLICIES};
 
 /// `attnpack_capability`.
@@ -42,8 +42,9 @@ pub struct CapabilityInfo {
 }
 
 // SAFETY: integers only, and `struct_size` comes first.
-unsafe impl Sized for CapabilityInfo {
+unsafe impl Versioned for CapabilityInfo {
     const NAME: &'static str = "attnpack_capability";
+    const FIRST_BYTES: usize = 32;
 }
 
 /// Runs the body of a call. What goes wrong in it becomes this thread's last error.

@@ -34,7 +34,7 @@ pub(crate) fn record(kernel: &str, device: Capability, duration: Duration) {
         let _ = writeln!(
             std::io::stderr(),
             "attnpack: this build has no machine code of {kernel} for {device}, so the driver compiled it in {} ms{remedy}. \
-             Told once; attnpack::jit_stats() counts, Policy::CubinOnly refuses",
+             Told once; the policy of machine code only refuses",
             duration.as_millis()
         );
     }

@@ -1,16 +1,18 @@
 //! Says why dispatch found nothing: the first requirement that no kernel meets, and what there is instead.
 
 use crate::catalog::{Arch, Entry, Group};
-use crate::dispatch::{Alignment, Capability, Policy};
+use crate::dispatch::{Alignment, Capability, Policy, best};
 use crate::error::{Error, RowStart};
 use crate::problem::Problem;
 use crate::shape::Operand;
 
 /// The error for a problem that no kernel of `catalog` serves on `device`.
 ///
-/// What "this build has" is what the device can run, compiled just in time or not: the policy is the last
-/// thing to blame.
+/// What "this build has" is what the device can run, compiled just in time or not: where that serves, the policy is to blame.
 pub(crate) fn explain(problem: &Problem, alignment: Alignment, device: Capability, catalog: &'static [Entry]) -> Error {
+    if let Some((choice, _)) = best(problem, alignment, device, Policy::CubinFirst, catalog) {
+        return Error::JitRefused { device, kernel: choice.entry.name };
+    }
     let (dtype, head_dim, mask, group) = (problem.dtype(), problem.shape().head_dim, problem.mask(), problem.group());
     let usable = |entries: &[&'static Entry]| keep(entries.iter().copied(), |entry| entry.on(device, Policy::CubinFirst).is_some());
     let all = keep(catalog, |_| true);
@@ -50,15 +52,12 @@ pub(crate) fn explain(problem: &Problem, alignment: Alignment, device: Capabilit
     if aligned.is_empty() { misaligned(problem, alignment, required) } else { unusable(&aligned, device) }
 }
 
-/// The error for kernels that serve the problem and that the device cannot run, or must not.
+/// The error for kernels that serve the problem and that the device cannot run.
 fn unusable(entries: &[&'static Entry], device: Capability) -> Error {
-    let with_code = keep(entries.iter().copied(), |entry| entry.code_for(device).is_some());
-    let Some(required) = with_code.iter().map(|entry| entry.shared_bytes).min() else {
-        return Error::UnsupportedDevice { device, available: targets(entries) };
-    };
-    match with_code.iter().find(|entry| entry.shared_bytes <= device.shared_optin_bytes) {
-        Some(entry) => Error::JitRefused { device, kernel: entry.name },
-        None => Error::SharedMemory { device, required },
+    let with_code = entries.iter().filter(|entry| entry.code_for(device).is_some());
+    match with_code.map(|entry| entry.shared_bytes).min() {
+        Some(required) => Error::SharedMemory { device, required },
+        None => Error::UnsupportedDevice { device, available: targets(entries) },
     }
 }
 

@@ -167,9 +167,19 @@ fn the_shared_library_exports_what_the_header_declares_and_needs_libc_only() {
 #[test]
 fn the_example_is_built_from_the_installed_files() {
     let prefix = folder("install");
-    let mut install = Command::new("sh");
-    install.arg(Path::new(ROOT).join("install.sh")).arg(&prefix).arg(libraries());
-    run(&mut install);
+    let install = |prefix: &Path, libraries: &Path| {
+        let mut install = Command::new("sh");
+        install.arg(Path::new(ROOT).join("install.sh")).arg(prefix).arg(libraries).output().expect("sh runs")
+    };
+    let installed = install(&prefix, &libraries());
+    assert!(installed.status.success(), "{}", text(&installed));
+    let refused = install(Path::new("relative"), &libraries());
+    assert!(refused.status.code() == Some(2) && text(&refused).contains("./install.sh PREFIX [LIBRARIES]"), "{}", text(&refused));
+    let refused = install(&prefix, &prefix);
+    assert!(text(&refused).contains("run cargo build --release first"), "{}", text(&refused));
+    fs::write(prefix.join("libattnpack.a"), "no functions").expect("writable");
+    let refused = install(&prefix, &prefix);
+    assert!(refused.status.code() == Some(1) && text(&refused).contains("build it with the feature capi"), "{}", text(&refused));
     let lib = prefix.join("lib");
     for file in ["include/attnpack.h", "lib/libattnpack.a", "lib/libattnpack.so", "lib/pkgconfig/attnpack.pc", &format!("lib/{}", soname())]
     {

@@ -19,7 +19,10 @@ fn problem_errors_say_what_to_do() {
         Error::TooLarge { what: "batch", value: 65_536, limit: 65_535 },
         "batch is 65536; one launch takes at most 65535; split it into several launches",
     );
-    says(Error::Scale { scale: -1.0 }, "scale -1 is not usable; it must be finite and positive, by default 1/sqrt(head_dim)");
+    says(
+        Error::Scale { scale: -1.0 },
+        "scale -1 is not usable; it must be positive, and finite when multiplied by log2(e), by default 1/sqrt(head_dim)",
+    );
     says(Error::ExtentOverflow { operand: Operand::K }, "an offset in k does not fit 64 bits; check the strides, which count elements");
     let shape = Shape { batch: 1, q_len: 5, kv_len: 5, q_heads: 2, kv_heads: 2, head_dim: 64 };
     says(

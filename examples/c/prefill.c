@@ -107,7 +107,7 @@ static device_address address_of(const void *pointer) { return (device_address)(
 static int compute(const driver *cuda, const attnpack_device *device, struct CUstream_st *stream) {
     attnpack_prefill_params params;
     attnpack_kernel_info kernel;
-    attnpack_code code;
+    uint32_t code;
     attnpack_status status;
     size_t number;
     int result;

@@ -1,6 +1,5 @@
 //! Compares `include/attnpack.h`, as a C compiler reads it, with the Rust side: every function, struct and value.
 
-use std::any::type_name;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
 use std::io::Write;
@@ -309,7 +308,29 @@ fn the_header_is_the_rust_side() {
 #[test]
 fn every_export_is_compared() {
     let source = include_str!("../ffi.rs");
-    assert_eq!(source.matches("#[unsafe(no_mangle)]").count(), rust_functions().len(), "{}", type_name::<Side>());
+    assert_eq!(source.matches("#[unsafe(no_mangle)]").count(), rust_functions().len(), "add the function to rust_functions()");
+    let bodies: Vec<_> = source.split("#[unsafe(no_mangle)]").skip(1).filter(|body| body.contains("-> Status {")).collect();
+    assert!(bodies.len() > 5 && bodies.iter().all(|body| body.contains("-> Status {\n    guarded(")), "a panic must not reach C");
+}
+
+/// What the header fixed once and for all: the first versions of the structs, where pointers have 64 bits.
+#[cfg(target_pointer_width = "64")]
+#[test]
+fn structs_have_not_shrunk() {
+    use super::structs::Versioned;
+    assert_eq!([PrefillParams::FIRST_BYTES, KernelInfo::FIRST_BYTES, CapabilityInfo::FIRST_BYTES], [184, 80, 32]);
+    assert!(size_of::<PrefillParams>() >= 184 && size_of::<KernelInfo>() >= 80 && size_of::<CapabilityInfo>() >= 32);
+}
+
+#[test]
+fn every_value_has_a_number() {
+    use super::values::CodeKind::{Cubin, Ptx};
+    use crate::dispatch::Policy::{CubinFirst, CubinOnly};
+    use crate::shape::{DType, Mask};
+    assert_eq!([DType::F16, DType::BF16, DType::F32].map(|dtype| DTYPES.number(dtype)), [1, 2, 3]);
+    assert_eq!([Mask::Full, Mask::Causal].map(|mask| MASKS.number(mask)), [0, 1]);
+    assert_eq!([CubinFirst, CubinOnly].map(|policy| POLICIES.number(policy)), [0, 1]);
+    assert_eq!([Cubin, Ptx].map(|code| CODES.number(code)), [1, 2]);
 }
 
 #[test]

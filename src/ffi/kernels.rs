@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::sync::OnceLock;
 
-use super::structs::Sized;
+use super::structs::Versioned;
 use super::values::{DTYPES, MASKS};
 use crate::catalog::{Entry, Group, MaskSupport, build_info, catalog};
 use crate::shape::Mask;
@@ -30,8 +30,9 @@ pub struct KernelInfo {
 }
 
 // SAFETY: numbers and addresses only, and `struct_size` comes first.
-unsafe impl Sized for KernelInfo {
+unsafe impl Versioned for KernelInfo {
     const NAME: &'static str = "attnpack_kernel_info";
+    const FIRST_BYTES: usize = 80;
 }
 
 /// An entry of the catalogue with its strings.
@@ -91,8 +92,9 @@ pub(super) fn build_text() -> &'static CStr {
         let build = build_info();
         let archs = words(build.archs);
         let code = match build.ptxas {
+            Some(version) if archs.is_empty() => format!("PTX only, checked by ptxas {version}"),
             Some(version) => format!("machine code for {archs} by ptxas {version}"),
-            None => "PTX only: there was no ptxas".to_owned(),
+            None => "PTX only, built without ptxas".to_owned(),
         };
         text(&format!("attnpack {}, {} kernels, {code}", env!("CARGO_PKG_VERSION"), catalog().len()))
     })

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::fault::Fault;
-use super::structs::{self, Sized};
+use super::structs::{self, Versioned};
 use super::values::{DTYPES, MASKS};
 use crate::launch::Pointers;
 use crate::layout::Strides;
@@ -46,8 +46,9 @@ pub struct PrefillParams {
 }
 
 // SAFETY: numbers and addresses only, and `struct_size` comes first.
-unsafe impl Sized for PrefillParams {
+unsafe impl Versioned for PrefillParams {
     const NAME: &'static str = "attnpack_prefill_params";
+    const FIRST_BYTES: usize = 184;
 }
 
 /// What a C host asks for, checked as far as it does not depend on the device.

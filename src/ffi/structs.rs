@@ -6,13 +6,15 @@ use std::ptr;
 
 use super::fault::Fault;
 
-/// A struct that begins with `size_t struct_size`. Its first version has this size; fields are only ever appended.
+/// A struct that begins with `size_t struct_size`. Fields are only ever appended.
 ///
 /// # Safety
 /// `#[repr(C)]`, `usize` first, and every pattern of bits is a value.
-pub(super) unsafe trait Sized: Copy {
+pub(super) unsafe trait Versioned: Copy {
     /// Its name in C.
     const NAME: &'static str;
+    /// Size of its first version, which stays what it was.
+    const FIRST_BYTES: usize;
 }
 
 /// The largest size that is taken for one: enough for any version to come, and too little to run far through memory that
@@ -23,20 +25,21 @@ const LARGEST: usize = 4096;
 ///
 /// # Safety
 /// `place` can be read where it is not null, for the size of a `usize`.
-unsafe fn stated_size<T: Sized>(place: *const T, argument: &str) -> Result<usize, Fault> {
+unsafe fn stated_size<T: Versioned>(place: *const T, argument: &str) -> Result<usize, Fault> {
     if place.is_null() {
         return Err(Fault::null_argument(argument));
     }
-    // SAFETY: readable, and the size comes first by the contract of `Sized`.
+    // SAFETY: readable, and the size comes first by the contract of `Versioned`.
     let size = unsafe { place.cast::<usize>().read_unaligned() };
-    if (size_of::<T>()..=LARGEST).contains(&size) { Ok(size) } else { Err(Fault::struct_size(T::NAME, size, size_of::<T>())) }
+    if (T::FIRST_BYTES..=LARGEST).contains(&size) { Ok(size) } else { Err(Fault::struct_size(T::NAME, size, size_of::<T>())) }
 }
 
-/// Reads a struct. What a newer caller has beyond it must be 0, which means what this version does.
+/// Reads a struct. What an older caller does not have is 0. What a newer caller has beyond it must be 0, which means what
+/// this version does.
 ///
 /// # Safety
 /// `place` is null, or can be read as far as its first field tells.
-pub(super) unsafe fn read<T: Sized>(place: *const T, argument: &str) -> Result<T, Fault> {
+pub(super) unsafe fn read<T: Versioned>(place: *const T, argument: &str) -> Result<T, Fault> {
     // SAFETY: the contract of this function.
     let size = unsafe { stated_size(place, argument) }?;
     for offset in size_of::<T>()..size {
@@ -45,8 +48,11 @@ pub(super) unsafe fn read<T: Sized>(place: *const T, argument: &str) -> Result<T
             return Err(Fault::unknown_field(T::NAME, offset));
         }
     }
-    // SAFETY: at least this large, and every pattern of bits is a value; C may have put it anywhere.
-    Ok(unsafe { place.read_unaligned() })
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: both are at least this large; bytes have no alignment, and C may have put the struct anywhere.
+    unsafe { ptr::copy_nonoverlapping(place.cast::<u8>(), value.as_mut_ptr().cast(), size.min(size_of::<T>())) };
+    // SAFETY: every byte is set, and every pattern of bits is a value.
+    Ok(unsafe { value.assume_init() })
 }
 
 /// A struct of the caller that will be filled.
@@ -55,7 +61,7 @@ pub(super) struct Writing<T> {
     size: usize,
 }
 
-impl<T: Sized> Writing<T> {
+impl<T: Versioned> Writing<T> {
     /// Checks the place.
     ///
     /// # Safety
@@ -71,13 +77,74 @@ impl<T: Sized> Writing<T> {
         self.size
     }
 
-    /// Fills it; what a newer caller has beyond it becomes 0.
+    /// Fills as much of it as the caller has; what a newer caller has beyond it becomes 0.
     pub(super) fn finish(&self, value: T) {
-        let beyond = self.size - size_of::<T>();
-        // SAFETY: writable by the contract of `begin`, which found the size to be at least that of `T`.
+        let known = self.size.min(size_of::<T>());
+        let place = self.place.cast::<u8>();
+        // SAFETY: writable as far as `size` by the contract of `begin`, and `value` has `known` bytes.
         unsafe {
-            ptr::copy_nonoverlapping(MaybeUninit::new(value).as_ptr().cast::<u8>(), self.place.cast(), size_of::<T>());
-            ptr::write_bytes(self.place.cast::<u8>().add(size_of::<T>()), 0, beyond);
+            ptr::copy_nonoverlapping(ptr::from_ref(&value).cast::<u8>(), place, known);
+            ptr::write_bytes(place.add(known), 0, self.size - known);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    macro_rules! version {
+        ($name:ident { $($field:ident),* }) => {
+            #[repr(C)]
+            #[derive(Clone, Copy, Debug, PartialEq)]
+            struct $name {
+                struct_size: usize,
+                $($field: u64),*
+            }
+
+            // SAFETY: integers only, and `struct_size` comes first.
+            unsafe impl Versioned for $name {
+                const NAME: &'static str = "toy";
+                const FIRST_BYTES: usize = size_of::<First>();
+            }
+        };
+    }
+
+    version!(First { a });
+    version!(Second { a, b });
+
+    const FIRST: First = First { struct_size: size_of::<First>(), a: 7 };
+    const SECOND: Second = Second { struct_size: size_of::<Second>(), a: 7, b: 8 };
+
+    #[test]
+    fn older_and_newer_callers_are_read() {
+        let place: *const First = &FIRST;
+        // SAFETY: as large as it says.
+        let read_by_second = unsafe { read::<Second>(place.cast(), "toy") };
+        assert_eq!(read_by_second.ok(), Some(Second { struct_size: size_of::<First>(), a: 7, b: 0 }));
+
+        let place: *const Second = &SECOND;
+        // SAFETY: as large as it says.
+        let fault = unsafe { read::<First>(place.cast(), "toy") }.expect_err("b is not known");
+        assert!(format!("{fault:?}").contains("byte 16 of toy"), "{fault:?}");
+        let later_is_zero = Second { b: 0, ..SECOND };
+        let place: *const Second = &later_is_zero;
+        // SAFETY: as large as it says.
+        assert_eq!(unsafe { read::<First>(place.cast(), "toy") }.ok(), Some(First { struct_size: size_of::<Second>(), a: 7 }));
+    }
+
+    #[test]
+    fn older_and_newer_callers_are_filled() {
+        let mut guarded = [Second { struct_size: size_of::<First>(), a: 0, b: 99 }];
+        // SAFETY: larger than it says.
+        let place = unsafe { Writing::begin(guarded.as_mut_ptr(), "toy") }.expect("a size that exists");
+        place.finish(Second { struct_size: place.struct_size(), a: 1, b: 2 });
+        assert_eq!(guarded[0], Second { struct_size: size_of::<First>(), a: 1, b: 99 }, "nothing beyond an older struct is touched");
+
+        let mut newer = SECOND;
+        // SAFETY: as large as it says.
+        let place = unsafe { Writing::begin(ptr::from_mut(&mut newer).cast::<First>(), "toy") }.expect("a size that exists");
+        place.finish(First { struct_size: place.struct_size(), a: 1 });
+        assert_eq!(newer, Second { struct_size: size_of::<Second>(), a: 1, b: 0 });
     }
 }

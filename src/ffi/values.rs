@@ -49,8 +49,8 @@ impl<T: Copy + PartialEq> Values<T> {
         })
     }
 
-    /// The number for a value; 0 for one that C does not have.
+    /// The number for a value. Every value has one: `header.rs` tests it.
     pub(super) fn number(&self, value: T) -> u32 {
-        self.all.iter().find(|(.., known)| *known == value).map_or(0, |(number, ..)| *number)
+        self.all.iter().find(|(.., known)| *known == value).map_or(u32::MAX, |(number, ..)| *number)
     }
 }

@@ -127,7 +127,7 @@ static void devices(attnpack_device *device) {
     attnpack_capability capability;
     attnpack_kernel_info info;
     size_t kernel = 0;
-    attnpack_code code = ATTNPACK_CODE_CUBIN;
+    uint32_t code = 0;
     capability.struct_size = sizeof capability;
     info.struct_size = sizeof info;
     expect("no place", attnpack_device_create(ATTNPACK_POLICY_CUBIN_ONLY, NULL), ATTNPACK_ERROR_NULL_ARGUMENT, "device");
@@ -179,7 +179,7 @@ static void malformed(const attnpack_device *device, int calls) {
         unsigned char *bytes = (unsigned char *)&p;
         attnpack_status status;
         size_t kernel;
-        attnpack_code code;
+        uint32_t code;
         int changes = (int)(next_random() % 4);
         if (next_random() % 50 == 0) {
             size_t offset;
