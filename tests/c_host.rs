@@ -3,6 +3,7 @@
 
 #![cfg(all(feature = "capi", target_os = "linux"))]
 
+mod device_kernels;
 mod fake_driver;
 
 use std::collections::BTreeSet;
@@ -11,6 +12,10 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use attnpack::{Code, DType, Device, Entry, Group, Mask, MaskSupport, Pointers, Problem, Shape, Strides};
+use device_kernels::PrefillParams;
+use fake_driver::{Fake, with_driver};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const HEADER: &str = include_str!("../include/attnpack.h");
@@ -260,10 +265,104 @@ fn bad_input_has_a_status_and_a_text() {
         let told = run(Command::new(&program).env("LD_LIBRARY_PATH", fake));
         assert!(told.contains("0 mistakes were answered wrongly"), "{told}");
     }
+    if let Some(fake) = fake_driver::folder("bad_input_has_a_status_and_a_text", "cuda_11") {
+        let told = run(Command::new(&program).env("LD_LIBRARY_PATH", fake));
+        assert!(told.contains("an old driver, 0 mistakes"), "{told}");
+    }
     // Without a driver, or with one that cannot be opened.
     fs::write(dir.join("libcuda.so.1"), "no library").expect("writable");
     let told = run(Command::new(&program).env("LD_LIBRARY_PATH", &dir));
     assert!(told.contains("no driver, 0 mistakes"), "{told}");
+}
+
+/// What a C host asks arrives as what a Rust program asks: the same kernel, loads, launch and parameters, or the same text.
+#[test]
+fn c_and_rust_ask_for_the_same() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_host/mirror");
+    let program = dir.join("mirror");
+    let test = "c_and_rust_ask_for_the_same";
+    if !fake_driver::is_child(test) {
+        let cc = cc().get_program().to_string_lossy().into_owned();
+        let dir = folder("mirror");
+        compile(&cc, ("c99", "c"), "tests/c/mirror.c", &Path::new(ROOT).join("include"), &built_library(&dir), program.clone());
+    }
+    with_driver(test, "cuda_12_4", |fake| {
+        let told_c = run(Command::new(&program).arg(size_of::<PrefillParams>().to_string()));
+        assert!(told_c.lines().count() > 60, "{told_c}");
+        for (line, (c, rust)) in told_c.lines().zip(mirror(fake)).enumerate() {
+            assert_eq!(c, rust, "line {line}");
+        }
+        assert_eq!(told_c.lines().count(), mirror(fake).len());
+    });
+}
+
+/// What `tests/c/mirror.c` does, in Rust.
+fn mirror(fake: &Fake) -> Vec<String> {
+    fake.expect_params::<PrefillParams>();
+    // A context of its own each time, so that kernels are loaded again.
+    let address = 0x5000 + 16 * fake.calls("cuCtxGetDevice") as usize;
+    fake.current(address, address as u64, 1);
+    fake.stream(0x50, address);
+    let device = Device::from_current_context().expect("a context");
+    let has = device.capability();
+    let mut lines =
+        vec![format!("GPU {}: {}.{}, {} bytes, {}", device.ordinal(), has.major, has.minor, has.shared_optin_bytes, has.multiprocessors)];
+    for (dtype, mask, shift) in problems() {
+        lines.push(format!("problem {} {} {shift}", dtype as u32 + 1, mask as u32));
+        let shape = Shape { batch: 3, q_len: 100, kv_len: 200, q_heads: 8, kv_heads: 2, head_dim: 128 };
+        let strides = |batch, seq, head| Strides { batch, seq, head };
+        let builder = Problem::prefill(dtype, shape).mask(mask).scale(0.25);
+        let builder = builder.q_strides(strides(1_000_000, 2000, 136)).k_strides(strides(3_000_000, 144, 40_000));
+        let builder = builder.v_strides(strides(5_000_000, 152, 48_000)).o_strides(strides(7_000_000, 8000, 160));
+        let causal = mask == Mask::Causal;
+        let problem = if causal { builder.with_lse() } else { builder }.build().expect("legal");
+        let [q, k, v, o] = [0x10_0000_0000 + shift, 0x20_0000_0000, 0x30_0000_0000, 0x40_0000_0000];
+        let pointers = Pointers { q, k, v, o, lse: causal.then_some(0x50_0000_0000) };
+        let before = fake.calls("cuModuleLoadDataEx");
+        // SAFETY: the fake driver accesses neither the tensors nor the stream.
+        match unsafe { device.launch(&problem, pointers, std::ptr::without_provenance_mut(0x50)) } {
+            Err(error) => lines.push(error.to_string()),
+            Ok(launched) => {
+                lines.push(kernel_line(launched.choice.entry, launched.choice.code));
+                // In C a warm-up comes first, and loads what the launch loaded here.
+                lines.push(format!("warm up 0, loads {}", fake.calls("cuModuleLoadDataEx") - before));
+                lines.push("prefill 0, loads 0".to_owned());
+                lines.push(launch_line(fake));
+            }
+        }
+    }
+    lines
+}
+
+fn problems() -> Vec<(DType, Mask, u64)> {
+    let dtypes = [DType::F16, DType::BF16, DType::F32];
+    let masks = dtypes.into_iter().flat_map(|dtype| [Mask::Full, Mask::Causal].map(|mask| (dtype, mask)));
+    masks.flat_map(|(dtype, mask)| [0, 2, 4].map(|shift| (dtype, mask, shift))).collect()
+}
+
+fn kernel_line(entry: &Entry, code: Code) -> String {
+    let cubins: Vec<_> = entry.cubins.iter().map(|cubin| cubin.arch.to_string()).collect();
+    let group = if let Group::Packed(group) = entry.group { group } else { 0 };
+    let masks = match entry.mask {
+        MaskSupport::Any => 3,
+        MaskSupport::Causal => 2,
+    };
+    let Entry { name, family, models, dtype, head_dim, copy_bytes, block_q, block_kv, threads, shared_bytes, .. } = *entry;
+    let (dtype, has_ptx, code) = (dtype as u32 + 1, u32::from(entry.ptx.is_some()), if matches!(code, Code::Cubin(_)) { 1 } else { 2 });
+    format!(
+        "kernel {name}; {family}; {models}; {}; {dtype} {head_dim} {group} {masks} {copy_bytes} {block_q} {block_kv} {threads} \
+         {shared_bytes} {has_ptx}; code {code}",
+        cubins.join(" ")
+    )
+}
+
+fn launch_line(fake: &Fake) -> String {
+    type Bytes = [u8; size_of::<PrefillParams>()];
+    let (launch, params) = fake.last_launch::<Bytes>().expect("a launch");
+    let sizes = launch.sizes.map(|size| size.to_string()).join(" ");
+    let ready = u32::from(launch.context_is_current && launch.is_ready);
+    let params: String = params.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("launch {sizes} stream {} ready {ready} {params}", launch.stream)
 }
 
 #[test]

@@ -7,12 +7,16 @@
 
 #include <dlfcn.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static int failures = 0;
+static void *library;
+/* Declares a context of the fake driver and makes it current: address, id (0: none is current) and GPU. */
+static void (*set_current)(size_t, uint64_t, int);
 
 static void expect(const char *what, attnpack_status status, attnpack_status wanted, const char *words) {
     if (status == wanted && (wanted == ATTNPACK_OK || strstr(attnpack_last_error(), words) != NULL)) return;
@@ -103,12 +107,18 @@ static void growth(const attnpack_device *device) {
         attnpack_capability known;
         uint64_t later;
     } wide;
+    size_t i;
     memset(&newer, 0, sizeof newer);
     newer.known = good();
     newer.known.struct_size = sizeof newer;
     expect("later fields of 0", attnpack_prefill(device, &newer.known, NULL), ATTNPACK_OK, "");
-    newer.later[3] = 1;
-    expect("a later field", attnpack_prefill(device, &newer.known, NULL), ATTNPACK_ERROR_UNKNOWN_FIELD, "byte 208 of");
+    for (i = 0; i < sizeof newer.later; i++) {
+        char words[32];
+        memset(newer.later, 0, sizeof newer.later);
+        ((unsigned char *)newer.later)[i] = 1;
+        snprintf(words, sizeof words, "byte %u of", (unsigned)(sizeof newer.known + i));
+        expect("a later field", attnpack_prefill(device, &newer.known, NULL), ATTNPACK_ERROR_UNKNOWN_FIELD, words);
+    }
 
     memset(&wide, 0xff, sizeof wide);
     wide.known.struct_size = sizeof wide;
@@ -152,6 +162,74 @@ static void devices(attnpack_device *device) {
     expect("no addresses", attnpack_warm_up(device, &p), ATTNPACK_OK, "");
     attnpack_device_destroy(NULL);
     attnpack_jit_stats(NULL, NULL);
+}
+
+/* What the driver refuses, in a context in which nothing is loaded yet. */
+static void driver_errors(const attnpack_device *device) {
+    void (*fake_fail)(const char *, unsigned) = NULL;
+    void (*fake_capture)(unsigned char) = NULL;
+    attnpack_prefill_params p = good();
+    attnpack_status status;
+    *(void **)&fake_fail = dlsym(library, "fake_fail");
+    *(void **)&fake_capture = dlsym(library, "fake_capture");
+
+    set_current(0x3000, 9, 0);
+    fake_fail("cuModuleLoadDataEx", 209);
+    status = attnpack_warm_up(device, &p);
+    /* Machine code or PTX, as the library was built. */
+    expect("no image", status, status == ATTNPACK_ERROR_JIT ? ATTNPACK_ERROR_JIT : ATTNPACK_ERROR_LOAD, "enable the cargo feature");
+    fake_fail("cuModuleLoadDataEx", 0);
+    fake_capture(1);
+    expect("captured", attnpack_prefill(device, &p, NULL), ATTNPACK_ERROR_NOT_LOADED, "call attnpack_warm_up() before the capture");
+    expect("captured", attnpack_warm_up(device, &p), ATTNPACK_OK, "");
+    expect("captured", attnpack_prefill(device, &p, NULL), ATTNPACK_OK, "");
+    fake_capture(0);
+    fake_fail("cuLaunchKernel", 709);
+    expect("a dead context", attnpack_prefill(device, &p, NULL), ATTNPACK_ERROR_DRIVER, "the context was destroyed: use another one");
+    fake_fail("cuLaunchKernel", 0);
+}
+
+/* A GPU that no machine code runs on. */
+static void compilation(void) {
+    void (*fake_capability)(int, int) = NULL;
+    attnpack_device *willing = NULL, *unwilling = NULL;
+    attnpack_prefill_params p = good();
+    uint64_t before = 7, after = 7, nanoseconds = 0;
+    uint32_t code = 0;
+    *(void **)&fake_capability = dlsym(library, "fake_capability");
+    fake_capability(11, 0);
+    set_current(0x4000, 10, 0);
+    expect("a new GPU", attnpack_device_create(ATTNPACK_POLICY_CUBIN_FIRST, &willing), ATTNPACK_OK, "");
+    expect("a new GPU", attnpack_device_create(ATTNPACK_POLICY_CUBIN_ONLY, &unwilling), ATTNPACK_OK, "");
+    expect("CUBIN_ONLY", attnpack_warm_up(unwilling, &p), ATTNPACK_ERROR_JIT_REFUSED, "ATTNPACK_POLICY_CUBIN_ONLY refuses");
+    attnpack_jit_stats(&before, NULL);
+    expect("CUBIN_FIRST", attnpack_supports(willing, &p, NULL, &code), ATTNPACK_OK, "");
+    expect("CUBIN_FIRST", attnpack_warm_up(willing, &p), ATTNPACK_OK, "");
+    attnpack_jit_stats(&after, &nanoseconds);
+    if (code != ATTNPACK_CODE_PTX || after != before + 1 || nanoseconds == 0) {
+        failures++;
+        fprintf(stderr, "code %u, %u kernels compiled, %u before\n", (unsigned)code, (unsigned)after, (unsigned)before);
+    }
+    attnpack_device_destroy(willing);
+    attnpack_device_destroy(unwilling);
+    fake_capability(9, 0);
+    set_current(0x1000, 7, 0);
+}
+
+static void *fail_elsewhere(void *unused) {
+    if (attnpack_last_error()[0] != '\0') failures++;
+    expect("another thread", attnpack_warm_up_all(NULL), ATTNPACK_ERROR_NULL_ARGUMENT, "device");
+    return unused;
+}
+
+/* The text belongs to the thread, and stays when a call succeeds. */
+static void last_error(const attnpack_device *device) {
+    attnpack_prefill_params p = good();
+    pthread_t thread;
+    expect("no info", attnpack_kernel_at(0, NULL), ATTNPACK_ERROR_NULL_ARGUMENT, "info");
+    expect("good", attnpack_prefill(device, &p, NULL), ATTNPACK_OK, "");
+    if (pthread_create(&thread, NULL, fail_elsewhere, NULL) != 0 || pthread_join(thread, NULL) != 0) failures++;
+    expect("the text of before", ATTNPACK_ERROR_NULL_ARGUMENT, ATTNPACK_ERROR_NULL_ARGUMENT, "info");
 }
 
 static uint64_t next_random(void) {
@@ -221,10 +299,10 @@ static void malformed(const attnpack_device *device, int calls) {
 }
 
 int main(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    void (*set_current)(size_t, uint64_t, int) = NULL;
     void (*set_params_bytes)(size_t) = NULL;
+    void (*fake_fail)(const char *, unsigned) = NULL;
     attnpack_device *device = NULL;
+    library = dlopen("libcuda.so.1", RTLD_NOW);
     if (attnpack_last_error()[0] != '\0') {
         fprintf(stderr, "there is an error before the first call\n");
         return 1;
@@ -240,6 +318,15 @@ int main(void) {
         fprintf(stderr, "this driver is no fake\n");
         return 1;
     }
+    if (dlsym(library, "cuCtxGetId") == NULL) {
+        expect("CUDA 11", attnpack_device_create(ATTNPACK_POLICY_CUBIN_FIRST, &device), ATTNPACK_ERROR_DRIVER_TOO_OLD, "CUDA 11.8");
+        printf("an old driver, %d mistakes\n", failures);
+        return failures != 0;
+    }
+    *(void **)&fake_fail = dlsym(library, "fake_fail");
+    fake_fail("cuDeviceGetCount", 100);
+    expect("no GPU", attnpack_device_create(ATTNPACK_POLICY_CUBIN_FIRST, &device), ATTNPACK_ERROR_NO_DEVICE, "the driver sees no GPU");
+    fake_fail("cuDeviceGetCount", 0);
     expect("no context", attnpack_device_create(ATTNPACK_POLICY_CUBIN_FIRST, &device), ATTNPACK_ERROR_NO_CONTEXT, "make one current");
     set_params_bytes(16);
     set_current(0x1000, 7, 0);
@@ -248,6 +335,9 @@ int main(void) {
     parameters(device);
     growth(device);
     devices(device);
+    last_error(device);
+    driver_errors(device);
+    compilation();
     malformed(device, 20000);
     set_current(0x2000, 8, 1);
     {

@@ -26,6 +26,9 @@ struct State {
     current: Vec<usize>,
     streams: BTreeMap<usize, usize>,
     capturing: bool,
+    /// Compute capability; 0 stands for 9.0.
+    major: i32,
+    minor: i32,
     capture_mode: u32,
     /// Thread capture modes in which modules were loaded.
     load_modes: Vec<u32>,
@@ -115,8 +118,8 @@ driver! {
     fn cuDeviceGetCount(count: *mut c_int) |s| { unsafe { *count = 2 } }
     fn cuDeviceGet(device: *mut c_int, ordinal: c_int) |s| { unsafe { *device = ordinal } }
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) |s| {
-        // Capability 9.0 with 227 KB of shared memory.
-        unsafe { *value = match attribute { 75 => 9, 76 => 0, 97 => 227 << 10, _ => 0 } }
+        // With 227 KB of shared memory.
+        unsafe { *value = match attribute { 75 => if s.major == 0 { 9 } else { s.major }, 76 => s.minor, 97 => 227 << 10, _ => 0 } }
     }
     fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) |s| {
         let address = 0x9000 + device as usize;
@@ -253,6 +256,13 @@ pub extern "C" fn fake_current(address: usize, id: u64, device: c_int) {
     let mut s = state();
     s.current = if id == 0 { Vec::new() } else { vec![address] };
     s.contexts.insert(address, FakeContext { id, device });
+}
+
+/// Gives the GPUs another compute capability than 9.0.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_capability(major: c_int, minor: c_int) {
+    let mut s = state();
+    (s.major, s.minor) = (major, minor);
 }
 
 /// Declares a stream of a context.

@@ -38,7 +38,8 @@ pub fn in_child(test: &str, folder: &Path, body: impl FnOnce()) -> Option<String
     Some(text)
 }
 
-fn is_child(test: &str) -> bool {
+/// Whether this is the process that [`in_child`] started for a test.
+pub fn is_child(test: &str) -> bool {
     env::var(MARK).is_ok_and(|marked| marked == test)
 }
 
