@@ -169,15 +169,15 @@ static void driver_errors(const attnpack_device *device) {
     void (*fake_fail)(const char *, unsigned) = NULL;
     void (*fake_capture)(unsigned char) = NULL;
     attnpack_prefill_params p = good();
-    attnpack_status status;
+    uint32_t code = 0;
     *(void **)&fake_fail = dlsym(library, "fake_fail");
     *(void **)&fake_capture = dlsym(library, "fake_capture");
 
     set_current(0x3000, 9, 0);
     fake_fail("cuModuleLoadDataEx", 209);
-    status = attnpack_warm_up(device, &p);
-    /* Machine code or PTX, as the library was built. */
-    expect("no image", status, status == ATTNPACK_ERROR_JIT ? ATTNPACK_ERROR_JIT : ATTNPACK_ERROR_LOAD, "enable the cargo feature");
+    expect("no image", attnpack_supports(device, &p, NULL, &code), ATTNPACK_OK, "");
+    expect("no image", attnpack_warm_up(device, &p), code == ATTNPACK_CODE_PTX ? ATTNPACK_ERROR_JIT : ATTNPACK_ERROR_LOAD,
+           "enable the cargo feature");
     fake_fail("cuModuleLoadDataEx", 0);
     fake_capture(1);
     expect("captured", attnpack_prefill(device, &p, NULL), ATTNPACK_ERROR_NOT_LOADED, "call attnpack_warm_up() before the capture");
