@@ -40,7 +40,9 @@ fn print(out: &mut dyn Write, text: &str) -> Result<(), String> {
 
 fn list() -> String {
     let mut text = format!("{:<52} {:>9} {:>8} {:>7}  {:<38} models\n", "variant", "tile", "threads", "shared", "cubins");
-    for v in table::variants() {
+    let packaged = table::variants().into_iter().map(|v| (v, v.archs().collect::<Vec<_>>().join(" ")));
+    let unpackaged = table::unpackaged().into_iter().map(|v| (v, "not packaged yet".to_owned()));
+    for (v, cubins) in packaged.chain(unpackaged) {
         let t = &v.tiling;
         text.push_str(&format!(
             "{:<52} {:>9} {:>8} {:>7}  {:<38} {}\n",
@@ -48,7 +50,7 @@ fn list() -> String {
             format!("{}x{}", t.block_q, t.block_kv),
             t.threads(),
             v.shared_bytes(),
-            t.tiles.archs().join(" "),
+            cubins,
             v.models
         ));
     }
@@ -56,7 +58,7 @@ fn list() -> String {
 }
 
 fn show(name: &str) -> Result<String, String> {
-    let variants = table::variants();
+    let variants = [table::variants(), table::unpackaged()].concat();
     let variant = variants.iter().find(|v| v.name() == name);
     let variant = variant.ok_or_else(|| format!("no variant is named '{name}'; `ptx-gen list` prints all"))?;
     Ok(variant.build().emit()?.ptx)
@@ -116,7 +118,8 @@ impl Options {
 }
 
 fn serves(variant: &Variant, arch: &str) -> bool {
-    variant.tiling.tiles.archs().contains(&arch)
+    // A feature names no architecture-specific code: `sm_90` covers sm_90a.
+    variant.archs().any(|served| served.strip_suffix('a').unwrap_or(served) == arch)
 }
 
 /// Whether `name` matches `pattern`, in which `*` stands for any text.

@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use crate::params;
 use crate::ptx::inst::PtxVersion;
-use crate::variant::Variant;
+use crate::variant::{Boxes, Launch, Variant};
 
 /// Version of the manifest's format. A build script refuses any other.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Largest spill (stores and loads, bytes) that `ptxas` may report: the kernels are spill-free.
 const SPILL_BYTES: u32 = 0;
@@ -28,21 +28,37 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
     field("family", &variant.family.name);
     field("dtype", &variant.dtype);
     field("head_dim", &tiling.head_dim);
+    field("value_dim", &tiling.value_dim);
     field("group", &variant.group);
     field("mask", &variant.mask);
     field("form", &tiling.form);
     field("copy_bytes", &tiling.form.copy_bytes());
     field("block_q", &tiling.block_q);
+    field("tile_tokens", &variant.tile_tokens());
     field("block_kv", &tiling.block_kv);
     field("blocks_per_sm", &tiling.blocks_per_sm);
     field("threads", &tiling.threads());
     field("shared_bytes", &variant.shared_bytes());
+    field("params", &variant.family.params.name);
+    field("launch", &launch(variant));
     field("spill_bytes", &SPILL_BYTES);
     field("ptx_version", &version);
     field("target", &variant.family.target);
-    field("archs", &tiling.tiles.archs().join(","));
+    field("archs", &variant.archs().collect::<Vec<_>>().join(","));
     field("portable", &u32::from(variant.is_portable()));
     field("models", &variant.models);
     line.push('\n');
     line
+}
+
+/// `grid`, or `persistent` with the boxes of the tensor maps, columns x heads x rows x chunks of q, k, v and o.
+fn launch(variant: &Variant) -> String {
+    match variant.family.launch {
+        Launch::Grid => "grid".to_owned(),
+        Launch::Persistent(boxes) => {
+            let Boxes { q, k, v, o } = boxes(variant);
+            let boxes = [q, k, v, o].map(|b| format!("{}x{}x{}x{}", b.columns, b.heads, b.rows, b.chunks));
+            format!("persistent:{}", boxes.join(","))
+        }
+    }
 }

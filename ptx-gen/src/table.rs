@@ -1,7 +1,7 @@
 //! The tilings and the pairs of head_dim and ratio, as data. A row here is all that a new variant of a
 //! family needs.
 
-use crate::kernels::prefill_mma;
+use crate::kernels::{prefill_mma, prefill_wgmma};
 use crate::variant::{DType, Family, Form, Group, Mask, Tiles, Tiling, Variant};
 
 /// A head_dim, the query heads per KV head, and published models that have both.
@@ -26,6 +26,8 @@ pub static PAIRS: &[Pair] = &[
     pair( 64,  4, "Llama-3.2-1B"),
     pair( 64,  7, "Qwen2.5-0.5B"),
     pair( 64,  8, "gpt-oss, TinyLlama"),
+    pair( 80,  1, "Phi-2"),
+    pair( 96,  1, "Phi-3-mini"),
     pair(128,  1, "Llama-2"),
     pair(128,  2, "Qwen3-0.6B, Qwen3-1.7B"),
     pair(128,  3, "Llama-3.2-3B, Phi-4-mini"),
@@ -35,6 +37,11 @@ pub static PAIRS: &[Pair] = &[
     pair(128,  7, "Qwen2.5-7B"),
     pair(128,  8, "Llama-3-70B, Qwen3-32B"),
     pair(128, 16, "Llama-3-405B, Qwen3-235B"),
+    pair(192,  1, "DeepSeek-V3 (MLA prefill)"),
+    pair(256,  1, "Gemma-7B"),
+    pair(256,  2, "Gemma-2-9B, Gemma-3-4B, Gemma-3-12B"),
+    pair(256,  4, "Gemma-3-270M, Gemma-3-1B"),
+    pair(256,  8, "Gemma-2B"),
 ];
 
 /// Which ratios a row serves.
@@ -46,6 +53,10 @@ enum Heads {
     Packed,
     /// One variant that takes ratio and mask as launch parameters; its models are those without groups.
     Parameter,
+    /// One variant for each mask that takes the ratio as a launch parameter.
+    ByMask,
+    /// Both.
+    PackedAndByMask,
 }
 
 /// Element types that a row serves.
@@ -77,18 +88,27 @@ type Blocks = (u32, u32, u32, u32);
 
 const fn row(precision: Precision, head_dim: u32, heads: Heads, form: Form, tiles: Tiles, blocks: Blocks) -> Row {
     let (block_q, block_kv, warps, blocks_per_sm) = blocks;
-    let tiling = Tiling { head_dim, block_q, block_kv, warps, form, blocks_per_sm, tiles };
+    let tiling = Tiling { head_dim, value_dim: head_dim, block_q, block_kv, warps, form, blocks_per_sm, tiles };
     prefill_mma::assert_legal(&tiling, precision.dtypes()[0]);
     Row { precision, heads, tiling }
 }
 
-use Form::{Main, Short, Unaligned};
-use Heads::{Packed, Parameter};
+/// A row of the Hopper family: (block_q, block_kv, warps).
+const fn hopper((head_dim, value_dim): (u32, u32), heads: Heads, form: Form, blocks: (u32, u32, u32)) -> Row {
+    let (block_q, block_kv, warps) = blocks;
+    let tiling = Tiling { head_dim, value_dim, block_q, block_kv, warps, form, blocks_per_sm: 1, tiles: Tiles::Hopper };
+    prefill_wgmma::assert_legal(&tiling);
+    Row { precision: Precision::Half, heads, tiling }
+}
+
+use Form::{Main, Short, Split, Unaligned};
+use Heads::{ByMask, Packed, PackedAndByMask, Parameter};
 use Precision::{Half, Single};
 use Tiles::{Everywhere, Large, Small};
 
 /// Every family and its rows.
-static FAMILIES: &[(&Family, &[Row])] = &[(&prefill_mma::PREFILL_MMA, PREFILL_MMA_ROWS)];
+static FAMILIES: &[(&Family, &[Row])] =
+    &[(&prefill_mma::PREFILL_MMA, PREFILL_MMA_ROWS), (&prefill_wgmma::PREFILL_WGMMA, PREFILL_WGMMA_ROWS)];
 
 #[rustfmt::skip]
 static PREFILL_MMA_ROWS: &[Row] = &[
@@ -109,23 +129,65 @@ static PREFILL_MMA_ROWS: &[Row] = &[
     row(Single,   128, Parameter, Unaligned, Everywhere, ( 64,  32, 4, 2)),
 ];
 
-/// Every variant, in the order of the table.
+#[rustfmt::skip]
+static PREFILL_WGMMA_ROWS: &[Row] = &[
+    //     (D,  value) ratio   made for (q,  kv, warps)
+    hopper(( 64,  64), ByMask, Short, ( 64, 128,  8)),
+    hopper(( 64,  64), ByMask, Main,  (192, 128, 16)),
+    hopper(( 80,  80), ByMask, Main,  (128, 128, 12)),
+    hopper(( 96,  96), ByMask, Main,  (128, 128, 12)),
+    hopper((128, 128), ByMask, Short, ( 64, 128,  8)),
+    hopper((128, 128), ByMask, Main,  (128, 128, 12)),
+    hopper((192, 128), ByMask, Main,  (128, 128, 12)),
+    hopper((192, 192), ByMask, Main,  (128,  64, 12)),
+    hopper((256, 256), ByMask, Main,  (128,  64, 12)),
+];
+
+/// Rows that are measured and not packaged yet: they want a launch in clusters, as many blocks as split the keys of a tile, which
+/// the runtime does not have.
+#[rustfmt::skip]
+static UNPACKAGED: &[(&Family, &[Row])] = &[(&prefill_wgmma::PREFILL_WGMMA, &[
+    hopper(( 64,  64), PackedAndByMask, Split, ( 64, 128,  8)),
+    hopper((128, 128), PackedAndByMask, Split, ( 64, 128,  8)),
+])];
+
+/// Every variant that is packaged, in the order of the table.
 pub fn variants() -> Vec<Variant> {
+    let mut variants = of(FAMILIES);
+    let all = variants.clone();
+    let sizes = |v: &Variant| (v.dtype, v.tiling.head_dim, v.tiling.value_dim);
+    for variant in &mut variants {
+        let on_hopper = |v: &Variant| v.tiling.tiles == Tiles::Hopper && sizes(v) == sizes(variant);
+        let serves_all = variant.group == Group::Any && variant.tiling.form != Unaligned && variant.tiling.tiles != Tiles::Hopper;
+        variant.superseded_on_hopper = serves_all && all.iter().any(on_hopper);
+    }
+    variants
+}
+
+/// Those of [`UNPACKAGED`].
+pub fn unpackaged() -> Vec<Variant> {
+    of(UNPACKAGED)
+}
+
+fn of(families: &'static [(&'static Family, &'static [Row])]) -> Vec<Variant> {
     let mut variants = Vec::new();
-    for (family, row) in FAMILIES.iter().flat_map(|(family, rows)| rows.iter().map(move |row| (*family, row))) {
+    for (family, row) in families.iter().flat_map(|(family, rows)| rows.iter().map(move |row| (*family, row))) {
         for &dtype in row.precision.dtypes() {
-            let variant = |group, mask, models| Variant { family, dtype, group, mask, tiling: row.tiling, models };
+            let variant =
+                |group, mask, models| Variant { family, dtype, group, mask, tiling: row.tiling, models, superseded_on_hopper: false };
             let pairs = PAIRS.iter().filter(|pair| pair.head_dim == row.tiling.head_dim);
-            match row.heads {
-                Heads::Packed => {
-                    let packed = pairs.filter(|pair| pair.group > 1);
-                    variants.extend(packed.map(|pair| variant(Group::Packed(pair.group), Mask::Causal, pair.models)));
-                }
-                Heads::Parameter => {
-                    let mut ungrouped = pairs.filter(|pair| pair.group == 1).map(|pair| pair.models);
-                    variants.push(variant(Group::Any, Mask::Any, ungrouped.next_back().unwrap_or_default()));
-                }
+            if matches!(row.heads, Heads::Packed | Heads::PackedAndByMask) {
+                let packed = pairs.clone().filter(|pair| pair.group > 1);
+                variants.extend(packed.map(|pair| variant(Group::Packed(pair.group), Mask::Causal, pair.models)));
             }
+            let masks: &[Mask] = match row.heads {
+                Heads::Packed => &[],
+                Heads::Parameter => &[Mask::Any],
+                Heads::ByMask | Heads::PackedAndByMask => &[Mask::Causal, Mask::Full],
+            };
+            let mut ungrouped = pairs.filter(|pair| pair.group == 1).map(|pair| pair.models);
+            let models = ungrouped.next_back().unwrap_or_default();
+            variants.extend(masks.iter().map(|mask| variant(Group::Any, *mask, models)));
         }
     }
     variants

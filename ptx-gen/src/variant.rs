@@ -51,6 +51,8 @@ pub enum Group {
 pub enum Mask {
     /// The causal mask only, aligned to the bottom right.
     Causal,
+    /// No mask: every key is visible.
+    Full,
     /// Causal or full, chosen by a launch parameter.
     Any,
 }
@@ -64,6 +66,8 @@ pub enum Tiles {
     Small,
     /// Fits 99 KB and is used everywhere.
     Everywhere,
+    /// 227 KB, with the instructions of Hopper: sm_90a.
+    Hopper,
 }
 
 impl Tiles {
@@ -72,6 +76,7 @@ impl Tiles {
         match self {
             Tiles::Large => 163 * 1024,
             Tiles::Small | Tiles::Everywhere => 99 * 1024,
+            Tiles::Hopper => 227 * 1024,
         }
     }
 
@@ -80,6 +85,7 @@ impl Tiles {
         match self {
             Tiles::Large => &["sm_80", "sm_90", "sm_100"],
             Tiles::Small => &["sm_86", "sm_89", "sm_120"],
+            Tiles::Hopper => &["sm_90a"],
             Tiles::Everywhere => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
         }
     }
@@ -88,6 +94,7 @@ impl Tiles {
         match self {
             Tiles::Large | Tiles::Everywhere => "sm80",
             Tiles::Small => "sm86",
+            Tiles::Hopper => "sm90a",
         }
     }
 }
@@ -99,6 +106,8 @@ pub enum Form {
     Main,
     /// Half the query rows a block: more blocks, for problems that do not.
     Short,
+    /// As short, and the keys of a tile are split among the blocks of a cluster: for few rows and many keys.
+    Split,
     /// Rows that start on 4 bytes instead of 16.
     Unaligned,
 }
@@ -107,7 +116,7 @@ impl Form {
     /// Alignment in bytes that rows of q, k, v and o must have: the size of one copy.
     pub const fn copy_bytes(self) -> u32 {
         match self {
-            Form::Main | Form::Short => 16,
+            Form::Main | Form::Short | Form::Split => 16,
             Form::Unaligned => 4,
         }
     }
@@ -116,6 +125,7 @@ impl Form {
         match self {
             Form::Main => "",
             Form::Short => "_short",
+            Form::Split => "_split",
             Form::Unaligned => "_unaligned",
         }
     }
@@ -124,8 +134,10 @@ impl Form {
 /// Tile sizes of a kernel and the hardware that they are for.
 #[derive(Clone, Copy, Debug)]
 pub struct Tiling {
-    /// Elements of a row of q, k, v and o.
+    /// Elements of a row of q and k.
     pub head_dim: u32,
+    /// Elements of a row of v and o; `head_dim` in most models.
+    pub value_dim: u32,
     /// Query rows of a tile.
     pub block_q: u32,
     /// Keys of a step.
@@ -152,6 +164,44 @@ impl Tiling {
     }
 }
 
+/// What the copy engine moves at once, of a tensor map of rank 5: `[1, chunks, rows, heads, columns]` elements.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorBox {
+    /// Columns of a chunk of a row: a swizzle span of 128, 64 or 32 bytes, two an element.
+    pub columns: u32,
+    /// Heads: the packed query heads of a group, else one.
+    pub heads: u32,
+    /// Tokens.
+    pub rows: u32,
+    /// Chunks.
+    pub chunks: u32,
+}
+
+/// The boxes of a kernel's tensor maps.
+#[derive(Clone, Copy, Debug)]
+pub struct Boxes {
+    /// Of the queries.
+    pub q: TensorBox,
+    /// Of the keys.
+    pub k: TensorBox,
+    /// Of the values.
+    pub v: TensorBox,
+    /// Of the output.
+    pub o: TensorBox,
+}
+
+/// How a family's kernels are launched.
+#[derive(Clone, Copy, Debug)]
+pub enum Launch {
+    /// A block for each tile; tensors by pointer and strides.
+    Grid,
+    /// As many blocks as the GPU holds at once, and no more than tiles; tensors by maps with these boxes.
+    Persistent(fn(&Variant) -> Boxes),
+}
+
+/// The architecture of GPUs of compute capability 9.0, without what these alone have.
+const HOPPER: &str = "sm_90";
+
 /// Kernel family: one file of `kernels/` describes itself with one of these.
 #[derive(Debug)]
 pub struct Family {
@@ -161,6 +211,8 @@ pub struct Family {
     pub target: Target,
     /// Its parameter block.
     pub params: &'static Layout,
+    /// How its kernels are launched.
+    pub launch: Launch,
     /// Dynamic shared memory of a block in bytes.
     pub shared_bytes: fn(&Tiling, DType) -> u32,
     /// Writes a variant's kernel.
@@ -182,18 +234,44 @@ pub struct Variant {
     pub tiling: Tiling,
     /// Published models with this head_dim and ratio.
     pub models: &'static str,
+    /// Whether a kernel for Hopper serves all that it serves, and faster.
+    pub superseded_on_hopper: bool,
 }
 
 impl Variant {
+    /// Architectures to build cubins for, as ptxas names them.
+    pub fn archs(&self) -> impl Iterator<Item = &'static str> + use<> {
+        let superseded = self.superseded_on_hopper;
+        self.tiling.tiles.archs().iter().copied().filter(move |arch| !(superseded && *arch == HOPPER))
+    }
+
+    /// Query heads whose rows share a tile.
+    pub fn packed_heads(&self) -> u32 {
+        match self.group {
+            Group::Packed(heads) => heads,
+            Group::Any => 1,
+        }
+    }
+
+    /// Tokens of a tile of query rows: where a group is packed, a row is a (token, head) pair.
+    pub fn tile_tokens(&self) -> u32 {
+        self.tiling.block_q / self.packed_heads()
+    }
+
     /// The one name for everything: PTX entry, catalogue key, test label, benchmark id.
     pub fn name(&self) -> String {
+        let Tiling { head_dim, value_dim, .. } = self.tiling;
+        let value_suffix = if value_dim == head_dim { String::new() } else { format!("v{value_dim}") };
         format!(
-            "{}_{}_d{}_g{}_{}{}_{}",
+            "{}_{}_d{head_dim}{value_suffix}_g{}_{}{}_{}",
             self.family.name,
             self.dtype,
-            self.tiling.head_dim,
             self.group,
-            if self.mask == Mask::Causal { "causal" } else { "anymask" },
+            match self.mask {
+                Mask::Causal => "causal",
+                Mask::Full => "full",
+                Mask::Any => "anymask",
+            },
             self.tiling.form.suffix(),
             self.tiling.tiles.suffix()
         )
@@ -219,7 +297,7 @@ impl Variant {
 
     /// Whether its PTX is the last resort on a GPU that no cubin serves: fits everywhere, takes any ratio.
     pub fn is_portable(&self) -> bool {
-        self.tiling.tiles != Tiles::Large && self.group == Group::Any
+        matches!(self.tiling.tiles, Tiles::Small | Tiles::Everywhere) && self.group == Group::Any
     }
 }
 
@@ -238,6 +316,7 @@ impl fmt::Display for Form {
         f.write_str(match self {
             Form::Main => "main",
             Form::Short => "short",
+            Form::Split => "split",
             Form::Unaligned => "unaligned",
         })
     }
@@ -256,6 +335,7 @@ impl fmt::Display for Mask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Mask::Causal => "causal",
+            Mask::Full => "full",
             Mask::Any => "any",
         })
     }

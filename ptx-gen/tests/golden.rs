@@ -1,5 +1,5 @@
-//! Golden files: the instructions that decide a kernel's speed, counted in every variant's PTX, and the whole PTX of one
-//! variant for each way to multiply.
+//! Golden files: the instructions that decide a kernel's speed, counted in every variant's PTX (in the hot loop of the
+//! Hopper kernels, too), and the whole PTX of one variant for each way to multiply.
 //!
 //! A change that moves them is either meant, and blessed, or a mistake; the difference is there to be read. They prove
 //! nothing about results: that takes a GPU (`tests/numerics.rs` of the root package).
@@ -10,6 +10,24 @@ use std::path::Path;
 
 /// What is counted: an opcode's beginning.
 const OPCODES: [&str; 9] = ["mma.sync", "ldmatrix", "ld.shared", "cp.async.ca", "cp.async.cg", "ex2", "bar.sync", "shfl.sync", "st.global"];
+
+/// What is counted in the Hopper kernels.
+const HOPPER_OPCODES: [&str; 11] = [
+    "wgmma.mma",
+    "wgmma.fence",
+    "wgmma.wait",
+    "ex2",
+    "fma.rn",
+    "cvt.rn",
+    "add.rn",
+    "bar.sync",
+    "mbarrier",
+    "cp.async.bulk.tensor",
+    "mma.sync",
+];
+
+/// The loop over the blocks of keys that need no mask, by the word in its labels.
+const HOT_LOOP: &str = "_whole_block:";
 
 /// Variants whose whole PTX is kept: the small tiling of each body.
 const WHOLE: [&str; 2] = ["prefill_mma_bf16_d64_g3_causal_short_sm80", "prefill_mma_f32_d64_gany_anymask_sm86"];
@@ -23,22 +41,48 @@ fn run(args: &[&str]) -> String {
 
 #[test]
 fn opcode_counts_are_as_blessed() {
-    let mut counts = format!("{:<52}", "variant");
-    for opcode in OPCODES {
-        let _ = write!(counts, " {opcode:>10}");
-    }
-    counts.push('\n');
-    let list = run(&["list"]);
-    for name in list.lines().skip(1).map(|l| l.split_whitespace().next().expect("a name")) {
-        let ptx = run(&["show", name]);
-        let _ = write!(counts, "{name:<52}");
-        for opcode in OPCODES {
-            let count = ptx.lines().filter_map(|l| l.strip_prefix('\t')).filter(|l| unguarded(l).starts_with(opcode)).count();
-            let _ = write!(counts, " {count:>10}");
-        }
-        counts.push('\n');
+    let mut counts = header(&OPCODES);
+    for name in names("prefill_mma_") {
+        counts.push_str(&count(&name, &OPCODES, &run(&["show", &name])));
     }
     compare("opcodes.txt", &counts);
+}
+
+#[test]
+fn opcode_counts_of_hopper_kernels_are_as_blessed() {
+    let mut counts = header(&HOPPER_OPCODES);
+    for name in names("prefill_wgmma_") {
+        let ptx = run(&["show", &name]);
+        let mut loops = ptx.split('\n').skip_while(|l| !l.ends_with(HOT_LOOP)).skip(1);
+        let hot: Vec<_> = loops.by_ref().take_while(|l| !l.ends_with(HOT_LOOP)).collect();
+        assert!(!loops.any(|l| l.ends_with(HOT_LOOP)), "{name} has one hot loop");
+        counts.push_str(&count(&name, &HOPPER_OPCODES, &ptx));
+        counts.push_str(&count("  hot loop", &HOPPER_OPCODES, &hot.join("\n")));
+    }
+    compare("hopper_opcodes.txt", &counts);
+}
+
+fn names(prefix: &str) -> Vec<String> {
+    let list = run(&["list"]);
+    let names = list.lines().skip(1).map(|l| l.split_whitespace().next().expect("a name").to_owned());
+    names.filter(|name| name.starts_with(prefix)).collect()
+}
+
+fn header(opcodes: &[&str]) -> String {
+    let mut line = format!("{:<52}", "variant");
+    for opcode in opcodes {
+        let _ = write!(line, " {opcode:>10}");
+    }
+    line + "\n"
+}
+
+fn count(name: &str, opcodes: &[&str], ptx: &str) -> String {
+    let mut line = format!("{name:<52}");
+    for opcode in opcodes {
+        let count = ptx.lines().filter_map(|l| l.strip_prefix('\t')).filter(|l| unguarded(l).starts_with(opcode)).count();
+        let _ = write!(line, " {count:>10}");
+    }
+    line + "\n"
 }
 
 #[test]
@@ -55,9 +99,8 @@ fn whole_kernels_are_as_blessed() {
 /// nothing of the other threads' copies.
 #[test]
 fn a_barrier_follows_every_wait_for_copies() {
-    let list = run(&["list"]);
-    for name in list.lines().skip(1).map(|l| l.split_whitespace().next().expect("a name")) {
-        let ptx = run(&["show", name]);
+    for name in names("prefill_mma_") {
+        let ptx = run(&["show", &name]);
         let mut waits = 0;
         let mut awaits_barrier = false;
         for inst in ptx.lines().filter_map(|l| l.strip_prefix('\t')).map(unguarded) {

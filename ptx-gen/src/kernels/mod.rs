@@ -1,3 +1,4 @@
 //! One file per kernel family; each reads like the algorithm.
 
 pub mod prefill_mma;
+pub mod prefill_wgmma;

@@ -30,10 +30,11 @@ use crate::tile::product::{Online, Product};
 use crate::tile::shared::{Fragments, SharedTile};
 use crate::tile::store::{RowTarget, store_row};
 use crate::tile::work::{HeadRows, QueryRows, VisibleKeys};
-use crate::variant::{DType, Family, Tiling, Variant};
+use crate::variant::{DType, Family, Launch, Tiling, Variant};
 
 /// The family, for the table.
-pub static PREFILL_MMA: Family = Family { name: "prefill_mma", target: Target::SM_80, params: &params::PREFILL, shared_bytes, build };
+pub static PREFILL_MMA: Family =
+    Family { name: "prefill_mma", target: Target::SM_80, params: &params::PREFILL, launch: Launch::Grid, shared_bytes, build };
 
 /// One tile of Q, one of K, one of V.
 const fn shared_bytes(t: &Tiling, dtype: DType) -> u32 {

@@ -4,6 +4,7 @@
 use super::builder::Kernel;
 use super::inst::{Inst, MmaType, Special};
 use super::types::{Bits32, Element, Global, Number, Ptr, Reg, RegId, Scalar, Shared, Space, Var};
+use crate::params::FieldType;
 
 impl Kernel {
     /// A special register.
@@ -18,7 +19,7 @@ impl Kernel {
     #[track_caller]
     pub fn param<T: Number>(&self, field: &str) -> Reg<'_, T> {
         let (offset, ty) = self.header.params.field(field);
-        assert_eq!(ty, T::TY, "parameter {field}");
+        assert_eq!(ty, FieldType::Scalar(T::TY), "parameter {field}");
         let d = self.reg();
         self.push(Inst::LdParam { ty: T::TY, d: d.id, offset });
         d
@@ -111,6 +112,15 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
     pub fn load<T: Scalar>(self, byte_offset: u32) -> Reg<'k, T> {
         let d = self.addr.k.reg::<T>();
         self.addr.k.push(Inst::Ld { space: S::NAME, ty: T::TY, d: vec![d.id], addr: self.addr.id, offset: byte_offset as i32 });
+        d
+    }
+
+    /// Loads four 32-bit values that lie side by side, aligned to 16 bytes.
+    #[track_caller]
+    pub fn load4<T: Scalar>(self, byte_offset: u32) -> [Reg<'k, T>; 4] {
+        let d = self.addr.k.regs::<T, 4>();
+        let ids = d.iter().map(|r| r.id).collect();
+        self.addr.k.push(Inst::Ld { space: S::NAME, ty: T::TY, d: ids, addr: self.addr.id, offset: byte_offset as i32 });
         d
     }
 

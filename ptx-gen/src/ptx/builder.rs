@@ -6,14 +6,15 @@
 //!
 //! Uniformity (all lanes of a warp hold the same value) is tracked per register: parameters, block
 //! indices, constants and broadcasts are uniform, and so is what is computed from uniform values alone.
-//! Loop bounds must be; branches on uniform conditions become uniform branches.
+//! Loop bounds must be; branches on uniform conditions become uniform branches. A variable is uniform if
+//! it was made so, and then takes uniform values only. Where one lane runs alone, everything is uniform.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::panic::Location;
 
 use super::inst::{Inst, Label, Target};
-use super::types::{Number, Operand, Reg, RegId, Scalar, Src, Ty, Var};
+use super::types::{Bits32, Number, Operand, Reg, RegId, Scalar, Src, Ty, Var};
 use crate::params::Layout;
 
 /// An instruction, its guard predicate and its origin.
@@ -36,6 +37,8 @@ pub struct Guard {
 pub(super) struct RegInfo {
     pub ty: Ty,
     pub uniform: bool,
+    /// A variable whose every value is uniform.
+    pub pinned: bool,
 }
 
 /// What a kernel promises to its launcher, and asks of the hardware.
@@ -61,6 +64,8 @@ pub struct Kernel {
     guard: Cell<Option<Guard>>,
     /// How many divergent branches the current place lies behind.
     divergent: Cell<u32>,
+    /// Whether a single lane runs here.
+    alone: Cell<bool>,
     labels: Cell<u32>,
 }
 
@@ -73,6 +78,7 @@ impl Kernel {
             regs: RefCell::default(),
             guard: Cell::new(None),
             divergent: Cell::new(0),
+            alone: Cell::new(false),
             labels: Cell::new(0),
         }
     }
@@ -87,7 +93,7 @@ impl Kernel {
     pub(super) fn reg<T: Scalar>(&self) -> Reg<'_, T> {
         let mut regs = self.regs.borrow_mut();
         let id = RegId(regs.len() as u32);
-        regs.push(RegInfo { ty: T::TY, uniform: false });
+        regs.push(RegInfo { ty: T::TY, uniform: false, pinned: false });
         Reg { k: self, id, ty: PhantomData }
     }
 
@@ -111,7 +117,7 @@ impl Kernel {
     }
 
     pub(super) fn is_uniform(&self, reg: RegId) -> bool {
-        self.regs.borrow()[reg.0 as usize].uniform
+        self.alone.get() || self.regs.borrow()[reg.0 as usize].uniform
     }
 
     fn is_uniform_src(&self, src: Src) -> bool {
@@ -127,6 +133,23 @@ impl Kernel {
         let reg = self.reg::<T>();
         self.push(Inst::Mov { ty: T::TY, d: reg.id, a: value.into().src });
         self.forget_uniformity(reg.id);
+        Var(reg)
+    }
+
+    /// A variable of 32 untyped bits.
+    #[track_caller]
+    pub fn var_bits(&self, bits: u32) -> Var<'_, Bits32> {
+        let reg = self.reg::<Bits32>();
+        self.push(Inst::Mov { ty: Ty::B32, d: reg.id, a: Src::Imm(u64::from(bits)) });
+        Var(reg)
+    }
+
+    /// A variable that only ever takes uniform values, in uniform control flow: reading it gives a uniform value.
+    #[track_caller]
+    pub fn uniform_var<T: Scalar>(&self, value: impl Into<Operand<T>>) -> Var<'_, T> {
+        let reg = self.reg::<T>();
+        self.regs.borrow_mut()[reg.id.0 as usize] = RegInfo { ty: T::TY, uniform: true, pinned: true };
+        Var(reg).set(value);
         Var(reg)
     }
 
@@ -173,6 +196,29 @@ impl Kernel {
         self.place(skip);
     }
 
+    /// Runs `body` on the GPU again and again, until it leaves through its [`Exit`].
+    #[track_caller]
+    pub fn repeat(&self, what: &'static str, body: impl FnOnce(Exit<'_>)) {
+        let (head, done) = (self.label(what), self.label(what));
+        self.place(head);
+        body(Exit { k: self, to: done });
+        self.jump(head);
+        self.place(done);
+    }
+
+    /// Runs `yes` on the GPU where the uniform `condition` holds, and what is passed to [`Otherwise::otherwise`]
+    /// where it does not.
+    #[track_caller]
+    pub fn either(&self, condition: Reg<'_, bool>, yes: impl FnOnce()) -> Otherwise<'_> {
+        assert!(condition.is_uniform(), "{}: the lanes of a warp take the same branch of two", Location::caller());
+        let (no, done) = (self.label("otherwise"), self.label("joined"));
+        self.branch(no, condition, true);
+        yes();
+        self.jump(done);
+        self.place(no);
+        Otherwise { k: self, done }
+    }
+
     /// Predicates each instruction of `body` with `condition` instead of branching around it. For a few
     /// instructions whose results nobody reads where `condition` is false.
     #[track_caller]
@@ -183,6 +229,13 @@ impl Kernel {
         self.guard.set(None);
     }
 
+    /// Runs `body`, for which it is known that a single lane executes it.
+    pub(super) fn alone(&self, body: impl FnOnce()) {
+        let outside = self.alone.replace(true);
+        body();
+        self.alone.set(outside);
+    }
+
     fn mark_uniform<T>(&self, reg: Reg<'_, T>) {
         self.regs.borrow_mut()[reg.id.0 as usize].uniform = true;
     }
@@ -190,6 +243,19 @@ impl Kernel {
     /// A variable's value depends on the path taken to it, so nothing is assumed about it.
     pub(super) fn forget_uniformity(&self, reg: RegId) {
         self.regs.borrow_mut()[reg.0 as usize].uniform = false;
+    }
+
+    /// After an assignment to a variable: nothing is known of its value, unless it is a uniform variable. Then the
+    /// assignment must have been one of a uniform value, where all lanes pass.
+    #[track_caller]
+    pub(super) fn assigned(&self, variable: RegId, sources: &[Src]) {
+        if !self.regs.borrow()[variable.0 as usize].pinned {
+            return self.forget_uniformity(variable);
+        }
+        let together = self.alone.get() || (self.divergent.get() == 0 && self.guard.get().is_none());
+        let uniform = together && sources.iter().all(|s| self.is_uniform_src(*s));
+        assert!(uniform, "{}: a uniform variable is assigned a value that may differ between lanes", Location::caller());
+        self.regs.borrow_mut()[variable.0 as usize].uniform = true;
     }
 
     #[track_caller]
@@ -221,11 +287,59 @@ impl Kernel {
     }
 
     #[track_caller]
+    fn jump(&self, to: Label) {
+        self.push(Inst::Bra { to, uniform: true });
+    }
+
+    #[track_caller]
     pub(super) fn branch(&self, to: Label, condition: Reg<'_, bool>, negated: bool) {
+        self.push_branch(to, condition, negated, condition.is_uniform());
+    }
+
+    /// A branch whose condition is known to be the same in all lanes that run it.
+    #[track_caller]
+    pub(super) fn branch_together(&self, to: Label, condition: Reg<'_, bool>, negated: bool) {
+        self.push_branch(to, condition, negated, true);
+    }
+
+    #[track_caller]
+    fn push_branch(&self, to: Label, condition: Reg<'_, bool>, negated: bool, uniform: bool) {
         self.body.borrow_mut().push(Stmt {
-            inst: Inst::Bra { to, uniform: condition.is_uniform() },
+            inst: Inst::Bra { to, uniform },
             guard: Some(Guard { predicate: condition.id, negated }),
             origin: Location::caller(),
         });
+    }
+}
+
+/// The way out of a [`Kernel::repeat`].
+#[derive(Clone, Copy)]
+pub struct Exit<'k> {
+    k: &'k Kernel,
+    to: Label,
+}
+
+impl Exit<'_> {
+    /// Leaves the loop if the uniform `condition` holds.
+    #[track_caller]
+    pub fn when(self, condition: Reg<'_, bool>) {
+        assert!(condition.is_uniform(), "{}: the lanes of a warp leave a loop together", Location::caller());
+        self.k.branch(self.to, condition, false);
+    }
+}
+
+/// The second half of [`Kernel::either`].
+#[must_use = "the branch not taken has to be written too"]
+pub struct Otherwise<'k> {
+    k: &'k Kernel,
+    done: Label,
+}
+
+impl Otherwise<'_> {
+    /// Runs `no` where the condition does not hold.
+    #[track_caller]
+    pub fn otherwise(self, no: impl FnOnce()) {
+        no();
+        self.k.place(self.done);
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::panic::Location;
 
 use super::builder::{Kernel, Stmt};
-use super::inst::{Binary, Compare, Inst, Label, MmaType, PtxVersion, Special, Unary, WgmmaLeft};
+use super::inst::{Atomic, Binary, Compare, Inst, Label, MmaType, Order, PtxVersion, Special, Unary, WgmmaLeft};
 use super::types::{RegId, Src, Ty};
 
 /// A kernel's text.
@@ -35,8 +35,11 @@ impl Kernel {
         line(&format!(".version {version}"));
         line(&format!(".target {}", header.target));
         line(".address_size 64");
+        for table in self.module_tables() {
+            line(&table);
+        }
         line(&format!(".extern .shared .align 1024 .b8 {SHARED}[];"));
-        line(&format!(".visible .entry {}(.param .align 8 .b8 params[{}])", header.name, header.params.size()));
+        line(&format!(".visible .entry {}(.param .align {} .b8 params[{}])", header.name, header.params.align(), header.params.size()));
         line(&format!(".reqntid {}, 1, 1 .minnctapersm {}", header.threads, header.blocks_per_sm));
         line("{");
         for declaration in namer.declarations() {
@@ -48,6 +51,20 @@ impl Kernel {
         line("\tret;");
         line("}");
         Ok(Text { version, ptx })
+    }
+
+    /// Declarations of the tables that the kernel names.
+    fn module_tables(&self) -> Vec<String> {
+        let mut tables = Vec::new();
+        for stmt in self.body.borrow().iter() {
+            if let Inst::ModuleTable { name, words, .. } = stmt.inst {
+                let table = format!(".global .align 8 .b64 {name}[{words}];");
+                if !tables.contains(&table) {
+                    tables.push(table);
+                }
+            }
+        }
+        tables
     }
 
     fn required_version(&self) -> Result<PtxVersion, String> {
@@ -157,6 +174,7 @@ impl Namer {
             Inst::Note(_) | Inst::Label(_) => unreachable!("written by statement()"),
             Inst::Bra { to, uniform } => format!("bra{} {}", if *uniform { ".uni" } else { "" }, label_name(*to)),
             Inst::Mov { ty, d, a } => format!("mov.{} {}, {}", ty_name(*ty), r(d), self.src(*a, *ty)),
+            Inst::ReadSpecial { d, from: Special::GridId } => format!("mov.u64 {}, %gridid", r(d)),
             Inst::ReadSpecial { d, from } => format!("mov.u32 {}, {}", r(d), special_name(*from)),
             Inst::SharedBase { d } => format!("mov.u32 {}, {SHARED}", r(d)),
             Inst::LdParam { ty, d, offset } => format!("ld.param.{} {}, [params+{offset}]", ty_name(*ty), r(d)),
@@ -178,6 +196,10 @@ impl Namer {
             }
             Inst::Widen { d, a } => format!("cvt.u64.u32 {}, {}", r(d), r(a)),
             Inst::Narrow { d, a } => format!("cvt.u32.u64 {}, {}", r(d), r(a)),
+            Inst::FloatFromInt { d, a } => format!("cvt.rn.f32.s32 {}, {}", r(d), r(a)),
+            Inst::Halves { lo, hi, a } => format!("mov.b32 {{{}, {}}}, {}", r(lo), r(hi), r(a)),
+            Inst::WidenF16 { d, a } => format!("cvt.f32.f16 {}, {}", r(d), r(a)),
+            Inst::MulPacked { ty, d, a, b } => format!("mul.rn.{}x2 {}, {}, {}", mma_name(*ty), r(d), r(a), r(b)),
             Inst::Pack { ty, d, hi, lo } => format!("cvt.rn.{}x2.f32 {}, {}, {}", mma_name(*ty), r(d), r(hi), r(lo)),
             Inst::Ld { space, ty, d, addr, offset } => {
                 let (v, regs) = self.access(d);
@@ -216,7 +238,34 @@ impl Namer {
             Inst::ShflIdx { d, a, lane } => format!("shfl.sync.idx.b32 {}, {}, {lane}, 31, 0xffffffff", r(d), r(a)),
             Inst::VoteAny { d, a } => format!("vote.sync.any.pred {}, {}, 0xffffffff", r(d), r(a)),
             Inst::BarSync => "bar.sync 0".to_owned(),
+            Inst::WarpSync => "bar.warp.sync 0xffffffff".to_owned(),
+            Inst::ModuleTable { .. } | Inst::Atomic { .. } | Inst::LdStrong { .. } | Inst::StStrong { .. } | Inst::Nanosleep { .. } => {
+                self.between_blocks(inst)
+            }
             _ => self.hopper(inst),
+        }
+    }
+
+    /// What blocks of a grid share through global memory.
+    fn between_blocks(&self, inst: &Inst) -> String {
+        let r = |reg: &RegId| self.reg(*reg);
+        match inst {
+            Inst::ModuleTable { d, name, .. } => format!("mov.u64 {}, {name}", r(d)),
+            Inst::Atomic { op, order, d, addr, operands } => {
+                let (op, ty) = match op {
+                    Atomic::Add => ("add", "u64"),
+                    Atomic::AddLow => ("add", "u32"),
+                    Atomic::CompareSwap => ("cas", "b64"),
+                };
+                let operands: Vec<_> = operands.iter().map(|s| self.src(*s, Ty::U64)).collect();
+                format!("atom.{}.gpu.global.{op}.{ty} {}, [{}], {}", order_name(*order), r(d), r(addr), operands.join(", "))
+            }
+            Inst::LdStrong { d, addr } => format!("ld.relaxed.gpu.global.u64 {}, [{}]", r(d), r(addr)),
+            Inst::StStrong { order, addr, v } => {
+                format!("st.{}.gpu.global.u64 [{}], {}", order_name(*order), r(addr), self.src(*v, Ty::U64))
+            }
+            Inst::Nanosleep { ns } => format!("nanosleep.u32 {ns}"),
+            other => unreachable!("written by matrix_or_copy(): {other:?}"),
         }
     }
 
@@ -261,6 +310,7 @@ impl Namer {
                 self.address(*src, *src_offset)
             ),
             Inst::BulkCommit => "cp.async.bulk.commit_group".to_owned(),
+            Inst::BulkWait { pending } => format!("cp.async.bulk.wait_group {pending}"),
             Inst::BulkWaitRead { pending } => format!("cp.async.bulk.wait_group.read {pending}"),
             Inst::StMatrix { v, addr, offset } => {
                 format!("stmatrix.sync.aligned.m8n8.x4.shared.b16 {}, {}", self.address(*addr, *offset), self.vector(v))
@@ -283,6 +333,7 @@ impl Namer {
             Inst::WgmmaFence => "wgmma.fence.sync.aligned".to_owned(),
             Inst::WgmmaCommit => "wgmma.commit_group.sync.aligned".to_owned(),
             Inst::WgmmaWait { pending } => format!("wgmma.wait_group.sync.aligned {pending}"),
+            Inst::MapShared { d, addr, rank } => format!("mapa.shared::cluster.u32 {}, {}, {}", r(d), r(addr), r(rank)),
             Inst::ClusterBarrier { wait } => format!("barrier.cluster.{}.aligned", if *wait { "wait.acquire" } else { "arrive.release" }),
             other => unreachable!("written by instruction(): {other:?}"),
         }
@@ -328,9 +379,11 @@ fn binary_name(op: Binary, ty: Ty) -> String {
         Binary::MulHigh => format!("mul.hi.{name}"),
         Binary::Min => format!("min.{name}"),
         Binary::Max => format!("max.{name}"),
+        Binary::MaxNan => "max.NaN.f32".to_owned(),
         Binary::And => format!("and.{bits}"),
         Binary::Or => format!("or.{bits}"),
         Binary::Xor => format!("xor.{bits}"),
+        Binary::Shl if ty == Ty::U64 => "shl.b64".to_owned(),
         Binary::Shl => format!("shl.{bits}"),
         Binary::Shr => format!("shr.{name}"),
     }
@@ -345,6 +398,14 @@ fn unary_name(op: Unary) -> &'static str {
     }
 }
 
+fn order_name(order: Order) -> &'static str {
+    match order {
+        Order::Relaxed => "relaxed",
+        Order::Acquire => "acquire",
+        Order::Release => "release",
+    }
+}
+
 fn compare_name(cmp: Compare) -> &'static str {
     match cmp {
         Compare::Eq => "eq",
@@ -352,6 +413,7 @@ fn compare_name(cmp: Compare) -> &'static str {
         Compare::Le => "le",
         Compare::Gt => "gt",
         Compare::Ne => "ne",
+        Compare::Gtu => "gtu",
     }
 }
 
@@ -362,6 +424,11 @@ fn special_name(special: Special) -> &'static str {
         Special::CtaIdX => "%ctaid.x",
         Special::CtaIdY => "%ctaid.y",
         Special::CtaIdZ => "%ctaid.z",
+        Special::NctaIdX => "%nctaid.x",
         Special::NctaIdY => "%nctaid.y",
+        Special::GridId => "%gridid",
+        Special::ClusterIdX => "%clusterid.x",
+        Special::ClusterRank => "%cluster_ctarank",
+        Special::ClusterSizeX => "%cluster_nctaid.x",
     }
 }

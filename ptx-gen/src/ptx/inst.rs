@@ -17,6 +17,8 @@ pub enum Binary {
     Min,
     /// Larger value.
     Max,
+    /// Larger value, NaN if either is (f32).
+    MaxNan,
     /// Bitwise and.
     And,
     /// Bitwise or.
@@ -55,6 +57,8 @@ pub enum Compare {
     Gt,
     /// a != b
     Ne,
+    /// a > b, or either is NaN (f32)
+    Gtu,
 }
 
 /// Special registers that kernels read.
@@ -70,8 +74,40 @@ pub enum Special {
     CtaIdY,
     /// Block index, third dimension.
     CtaIdZ,
+    /// Number of blocks, first dimension.
+    NctaIdX,
     /// Number of blocks, second dimension.
     NctaIdY,
+    /// A number (64 bits) that no other grid alive in the context has.
+    GridId,
+    /// Index of the block's cluster, first dimension.
+    ClusterIdX,
+    /// Index of the block in its cluster.
+    ClusterRank,
+    /// Blocks of a cluster, first dimension.
+    ClusterSizeX,
+}
+
+/// Atomic operations on 64-bit words of global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atomic {
+    /// The word grows by the operand.
+    Add,
+    /// The lower 32 bits of the word grow by the operand, and are the result.
+    AddLow,
+    /// The word becomes the second operand if it equals the first.
+    CompareSwap,
+}
+
+/// What an access to global memory orders for the whole GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Nothing but itself.
+    Relaxed,
+    /// Later accesses come after it.
+    Acquire,
+    /// Earlier accesses come before it.
+    Release,
 }
 
 /// Operand type of a tensor-core multiplication. Accumulation is in f32.
@@ -104,6 +140,16 @@ pub enum Inst {
     ReadSpecial { d: RegId, from: Special },
     /// Address of the block's dynamic shared memory.
     SharedBase { d: RegId },
+    /// Address of a table of 64-bit words in global memory that belongs to the module and starts as zeros.
+    ModuleTable { d: RegId, name: &'static str, words: u32 },
+    /// Atomic operation on a 64-bit word of global memory; `d` is what the word was.
+    Atomic { op: Atomic, order: Order, d: RegId, addr: RegId, operands: Vec<Src> },
+    /// Load of a 64-bit word that other blocks write.
+    LdStrong { d: RegId, addr: RegId },
+    /// Store of a 64-bit word that other blocks read.
+    StStrong { order: Order, addr: RegId, v: Src },
+    /// Rests for about so many nanoseconds.
+    Nanosleep { ns: u32 },
     /// Load from the kernel's parameter block.
     LdParam { ty: Ty, d: RegId, offset: u32 },
     /// Two-source arithmetic.
@@ -120,6 +166,14 @@ pub enum Inst {
     Widen { d: RegId, a: RegId },
     /// The low half of a u64.
     Narrow { d: RegId, a: RegId },
+    /// f32 from s32, rounded to nearest.
+    FloatFromInt { d: RegId, a: RegId },
+    /// The two 16-bit halves of a 32-bit value.
+    Halves { lo: RegId, hi: RegId, a: RegId },
+    /// f32 from f16.
+    WidenF16 { d: RegId, a: RegId },
+    /// Products of two packed 16-bit values, rounded to nearest.
+    MulPacked { ty: MmaType, d: RegId, a: RegId, b: RegId },
     /// Two f32 rounded to nearest and packed; `hi` goes to the upper half.
     Pack { ty: MmaType, d: RegId, hi: RegId, lo: RegId },
     /// Load of 1, 2 or 4 values.
@@ -144,6 +198,8 @@ pub enum Inst {
     VoteAny { d: RegId, a: RegId },
     /// Block-wide barrier 0.
     BarSync,
+    /// Waits for the lanes of the warp; orders their accesses to memory.
+    WarpSync,
     /// Named barrier: counts `threads` threads; arrive only, or wait too.
     NamedBarrier { id: Src, threads: u32, wait: bool },
     /// Registers per thread of this warpgroup from here on.
@@ -172,6 +228,8 @@ pub enum Inst {
     BulkCommit,
     /// Waits until at most `pending` groups of tensor stores still read shared memory.
     BulkWaitRead { pending: u32 },
+    /// Waits until at most `pending` groups of tensor stores are incomplete.
+    BulkWait { pending: u32 },
     /// Four 8x8 matrices of 16-bit elements to shared memory.
     StMatrix { v: [RegId; 4], addr: RegId, offset: i32 },
     /// Warpgroup matrix multiplication, m64 x n x k16: d (+)= a b, b from shared memory.
@@ -182,6 +240,8 @@ pub enum Inst {
     WgmmaCommit,
     /// Waits until at most `pending` groups are in flight.
     WgmmaWait { pending: u32 },
+    /// Address, in the cluster's shared memory, of what lies at `addr` in the shared memory of block `rank`.
+    MapShared { d: RegId, addr: RegId, rank: RegId },
     /// All threads of the cluster: arrive, or wait for the arrivals.
     ClusterBarrier { wait: bool },
 }
@@ -218,6 +278,9 @@ pub struct Target {
 impl Target {
     /// `sm_80`
     pub const SM_80: Target = Target { capability: 80, specific: false };
+
+    /// `sm_90a`
+    pub const SM_90A: Target = Target { capability: 90, specific: true };
 
     /// Whether code for `self` may use an instruction that needs `needed`.
     pub fn provides(self, needed: Target) -> bool {
@@ -263,13 +326,20 @@ impl Inst {
                 (PtxVersion(8, 0), sm(90))
             }
             Inst::TensorLoad { .. } | Inst::TensorStore { .. } => (PtxVersion(8, 0), sm(90)),
-            Inst::BulkCommit | Inst::BulkWaitRead { .. } | Inst::MbarrierExpect { .. } => (PtxVersion(8, 0), sm(90)),
-            Inst::MbarrierTryWait { .. } | Inst::StMatrix { .. } => (PtxVersion(7, 8), sm(90)),
+            Inst::BulkCommit | Inst::BulkWaitRead { .. } | Inst::BulkWait { .. } | Inst::MbarrierExpect { .. } => {
+                (PtxVersion(8, 0), sm(90))
+            }
+            Inst::MbarrierTryWait { .. } | Inst::StMatrix { .. } | Inst::MulPacked { .. } | Inst::MapShared { .. } => {
+                (PtxVersion(7, 8), sm(90))
+            }
             Inst::ParamAddress { .. } => (PtxVersion(7, 7), sm(70)),
             Inst::MbarrierInit { .. } | Inst::MbarrierArrive { .. } => (PtxVersion(7, 0), sm(80)),
             Inst::CpAsync { .. } | Inst::CpAsyncCommit | Inst::CpAsyncWait { .. } => (PtxVersion(7, 0), sm(80)),
             Inst::Mma { .. } | Inst::Pack { .. } => (PtxVersion(7, 0), sm(80)),
+            Inst::Binary { op: Binary::MaxNan, .. } => (PtxVersion(7, 0), sm(80)),
             Inst::LdMatrix { .. } => (PtxVersion(6, 5), sm(75)),
+            Inst::Nanosleep { .. } => (PtxVersion(6, 3), sm(70)),
+            Inst::Atomic { .. } | Inst::LdStrong { .. } | Inst::StStrong { .. } => (PtxVersion(6, 0), sm(70)),
             Inst::ShflBfly { .. } | Inst::ShflIdx { .. } | Inst::VoteAny { .. } => (PtxVersion(6, 0), sm(30)),
             _ => (PtxVersion(1, 0), sm(30)),
         }
@@ -287,6 +357,7 @@ impl Inst {
                 | ShflIdx { .. }
                 | VoteAny { .. }
                 | BarSync
+                | WarpSync
                 | NamedBarrier { .. }
         ) || matches!(
             self,
@@ -304,8 +375,10 @@ impl Inst {
             Inst::MulAdd { d, a, b, c, .. } => (d, vec![a, b, c]),
             Inst::SelP { d, a, b, p, .. } => (d, vec![a, b, Reg(p)]),
             Inst::Widen { d, a } | Inst::Narrow { d, a } => (d, vec![Reg(a)]),
+            Inst::FloatFromInt { d, a } => (d, vec![Reg(a)]),
             Inst::LdParam { d, .. }
             | Inst::SharedBase { d }
+            | Inst::ModuleTable { d, .. }
             | Inst::ParamAddress { d, .. }
             | Inst::ShflIdx { d, .. }
             | Inst::VoteAny { d, .. } => (d, vec![]),

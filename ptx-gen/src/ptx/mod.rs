@@ -6,6 +6,7 @@ pub mod builder;
 pub mod emit;
 pub mod inst;
 pub mod ops;
+pub mod strong;
 #[cfg(test)]
 mod tests;
 pub mod types;

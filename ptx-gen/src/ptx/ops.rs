@@ -1,9 +1,9 @@
 //! Arithmetic on registers and variables: each operation records one instruction.
 
-use std::ops::{Add, AddAssign, BitAnd, BitXor, Div, Mul, MulAssign, Rem, Shl, Shr, Sub, SubAssign};
+use std::ops::{Add, AddAssign, BitAnd, BitXor, BitXorAssign, Div, Mul, MulAssign, Rem, Shl, Shr, Sub, SubAssign};
 
-use super::inst::{Binary, Compare, Inst, Unary};
-use super::types::{Bits32, Number, Operand, Reg, Scalar, Src, Ty, Var};
+use super::inst::{Binary, Compare, Inst, MmaType, Unary};
+use super::types::{Bits16, Bits32, Number, Operand, Reg, Scalar, Src, Ty, Var};
 
 #[track_caller]
 fn binary<'k, T: Scalar>(op: Binary, a: Reg<'k, T>, b: Src) -> Reg<'k, T> {
@@ -179,6 +179,24 @@ impl<'k> Reg<'k, bool> {
 }
 
 impl<'k> Reg<'k, f32> {
+    /// The larger of two values, NaN if either is (sm_80).
+    #[track_caller]
+    pub fn max_or_nan(self, other: Self) -> Self {
+        binary(Binary::MaxNan, self, Src::Reg(other.id))
+    }
+
+    /// self > other, or either is NaN
+    #[track_caller]
+    pub fn gt_or_nan(self, other: f32) -> Reg<'k, bool> {
+        self.compare(Compare::Gtu, Src::Imm(other.bits()))
+    }
+
+    /// self + a * b, rounded once.
+    #[track_caller]
+    pub fn add_mul(self, a: Self, b: Self) -> Self {
+        a.mul_add(b, self)
+    }
+
     #[track_caller]
     fn unary(self, op: Unary) -> Self {
         let d = self.k.reg();
@@ -228,6 +246,12 @@ impl<'k, T: Scalar> Reg<'k, T> {
 }
 
 impl<'k> Reg<'k, u32> {
+    /// The high half of the 64-bit product.
+    #[track_caller]
+    pub fn mul_high(self, other: Self) -> Self {
+        binary(Binary::MulHigh, self, Src::Reg(other.id))
+    }
+
     /// Zero-extended to 64 bits.
     #[track_caller]
     pub fn to_u64(self) -> Reg<'k, u64> {
@@ -244,6 +268,26 @@ impl<'k> Reg<'k, u32> {
 }
 
 impl<'k> Reg<'k, u64> {
+    /// Bits 0 to 31.
+    #[track_caller]
+    pub fn low_half(self) -> Reg<'k, u32> {
+        let d = self.k.reg();
+        self.k.push(Inst::Narrow { d: d.id, a: self.id });
+        d
+    }
+
+    /// Shifted right by a constant.
+    #[track_caller]
+    pub fn shift_right(self, bits: u32) -> Self {
+        binary(Binary::Shr, self, Src::Imm(u64::from(bits)))
+    }
+
+    /// Shifted left by a constant.
+    #[track_caller]
+    pub fn shift_left(self, bits: u32) -> Self {
+        binary(Binary::Shl, self, Src::Imm(u64::from(bits)))
+    }
+
     /// Bits 32 to 63.
     #[track_caller]
     pub fn high_half(self) -> Reg<'k, u32> {
@@ -254,7 +298,36 @@ impl<'k> Reg<'k, u64> {
     }
 }
 
+impl<'k> Reg<'k, Bits32> {
+    /// The two f16 values, the lower one first, as f32.
+    #[track_caller]
+    pub fn unpack_f16(self) -> [Reg<'k, f32>; 2] {
+        let [lo, hi] = self.k.regs::<Bits16, 2>();
+        self.k.push(Inst::Halves { lo: lo.id, hi: hi.id, a: self.id });
+        let widened = self.k.regs::<f32, 2>();
+        self.k.push(Inst::WidenF16 { d: widened[0].id, a: lo.id });
+        self.k.push(Inst::WidenF16 { d: widened[1].id, a: hi.id });
+        widened
+    }
+
+    /// Products of packed 16-bit values, each rounded to nearest.
+    #[track_caller]
+    pub fn mul_packed(self, ty: MmaType, other: Self) -> Self {
+        let d = self.k.reg();
+        self.k.push(Inst::MulPacked { ty, d: d.id, a: self.id, b: other.id });
+        d
+    }
+}
+
 impl<'k> Reg<'k, i32> {
+    /// The nearest f32.
+    #[track_caller]
+    pub fn to_f32(self) -> Reg<'k, f32> {
+        let d = self.k.reg();
+        self.k.push(Inst::FloatFromInt { d: d.id, a: self.id });
+        d
+    }
+
     /// The same bits as an unsigned value.
     #[track_caller]
     pub fn to_u32(self) -> Reg<'k, u32> {
@@ -268,15 +341,15 @@ impl<'k, T: Scalar> Var<'k, T> {
     pub fn get(self) -> Reg<'k, T> {
         let d = self.0.k.reg();
         self.0.k.push(Inst::Mov { ty: T::TY, d: d.id, a: Src::Reg(self.0.id) });
-        self.0.k.forget_uniformity(d.id);
         d
     }
 
     /// Replaces the value.
     #[track_caller]
     pub fn set(self, value: impl Into<Operand<T>>) {
-        self.0.k.push(Inst::Mov { ty: T::TY, d: self.0.id, a: value.into().src });
-        self.0.k.forget_uniformity(self.0.id);
+        let a = value.into().src;
+        self.0.k.push(Inst::Mov { ty: T::TY, d: self.0.id, a });
+        self.0.k.assigned(self.0.id, &[a]);
     }
 }
 
@@ -285,15 +358,16 @@ impl<'k, T: Number> Var<'k, T> {
     fn update(self, op: Binary, b: Src) {
         let id = self.0.id;
         self.0.k.push(Inst::Binary { op, ty: T::TY, d: id, a: Src::Reg(id), b });
-        self.0.k.forget_uniformity(id);
+        self.0.k.assigned(id, &[b]);
     }
 
     /// self = self * b + c
     #[track_caller]
     pub fn mul_add_assign(self, b: impl Into<Operand<T>>, c: impl Into<Operand<T>>) {
         let id = self.0.id;
-        self.0.k.push(Inst::MulAdd { ty: T::TY, d: id, a: Src::Reg(id), b: b.into().src, c: c.into().src });
-        self.0.k.forget_uniformity(id);
+        let (b, c) = (b.into().src, c.into().src);
+        self.0.k.push(Inst::MulAdd { ty: T::TY, d: id, a: Src::Reg(id), b, c });
+        self.0.k.assigned(id, &[b, c]);
     }
 }
 
@@ -308,3 +382,10 @@ macro_rules! assign_operators {
     )* };
 }
 assign_operators!(AddAssign add_assign Add, SubAssign sub_assign Sub, MulAssign mul_assign Mul);
+
+impl<V: Into<Operand<u32>>> BitXorAssign<V> for Var<'_, u32> {
+    #[track_caller]
+    fn bitxor_assign(&mut self, rhs: V) {
+        self.update(Binary::Xor, rhs.into().src);
+    }
+}

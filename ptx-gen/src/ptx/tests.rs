@@ -123,3 +123,60 @@ fn division_by_a_constant_is_exact_below_2_to_the_31() {
 fn an_unknown_parameter_is_refused() {
     kernel().param::<u32>("kv_heads");
 }
+
+#[test]
+fn a_uniform_variable_is_uniform_and_takes_nothing_else() {
+    let k = kernel();
+    let block = k.special(Special::CtaIdX);
+    let turn = k.uniform_var(0u32);
+    turn.set(block + 1);
+    assert!(turn.get().is_uniform() && !k.var(block).get().is_uniform());
+}
+
+#[test]
+#[should_panic(expected = "a uniform variable is assigned a value that may differ between lanes")]
+fn a_uniform_variable_refuses_a_lane_dependent_value() {
+    let k = kernel();
+    k.uniform_var(0u32).set(k.special(Special::TidX));
+}
+
+#[test]
+#[should_panic(expected = "a uniform variable is assigned a value that may differ between lanes")]
+fn a_uniform_variable_refuses_an_assignment_that_some_lanes_miss() {
+    let k = kernel();
+    let turn = k.uniform_var(0u32);
+    k.when(k.special(Special::TidX).eq(0u32), || turn.set(1u32));
+}
+
+#[test]
+fn loops_are_left_and_branches_joined() {
+    let k = kernel();
+    let mut n = k.var(3u32);
+    k.repeat("count", |exit| {
+        n -= 1u32;
+        exit.when(n.get().broadcast().eq(0u32));
+    });
+    let far = k.param::<u32>("q_len").gt(64u32);
+    k.either(far, || n.set(1u32)).otherwise(|| n.set(2u32));
+    let ptx = k.emit().expect("emits").ptx;
+    let labels: Vec<_> = ptx.lines().filter(|l| l.ends_with(':')).collect();
+    assert_eq!(labels, ["L0_count:", "L1_count:", "L2_otherwise:", "L3_joined:"]);
+    for branch in ["bra.uni L1_count", "\tbra.uni L0_count", "bra.uni L2_otherwise", "\tbra.uni L3_joined"] {
+        assert_eq!(ptx.matches(branch).count(), 1, "{branch} in\n{ptx}");
+    }
+}
+
+/// The divisions by parameters of the Hopper kernels (`section_tiles_factor` in `params.rs`).
+#[test]
+fn division_by_a_parameter_is_exact_below_2_to_the_31() {
+    for divisor in (1..=300u64).chain([1 << 20, (1 << 23) - 1, (1 << 31) - 1]) {
+        let shift = divisor.next_power_of_two().ilog2();
+        let factor = (1_u64 << (31 + shift)).div_ceil(divisor);
+        assert!(factor <= u64::from(u32::MAX), "{divisor}");
+        let limit = 1_u64 << 31;
+        let edges = (0..200).flat_map(|i| [limit / divisor * divisor - (i * divisor).min(limit / 2), (i + 1) * divisor]);
+        for n in edges.flat_map(|m| [m.saturating_sub(1), m]).chain([0, limit - 1]).filter(|n| *n < limit) {
+            assert_eq!((2 * n * factor) >> 32 >> shift, n / divisor, "{n} / {divisor}");
+        }
+    }
+}

@@ -33,10 +33,14 @@ pub trait Scalar: Copy + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct Bits32;
 
+/// 16 untyped bits.
+#[derive(Clone, Copy, Debug)]
+pub struct Bits16;
+
 macro_rules! scalars {
     ($($rust:ty => $ty:ident),*) => { $(impl Scalar for $rust { const TY: Ty = Ty::$ty; })* };
 }
-scalars!(bool => Pred, Bits32 => B32, u32 => U32, i32 => S32, u64 => U64, f32 => F32);
+scalars!(bool => Pred, Bits16 => B16, Bits32 => B32, u32 => U32, i32 => S32, u64 => U64, f32 => F32);
 
 /// A scalar with arithmetic.
 pub trait Number: Scalar {
@@ -117,6 +121,15 @@ pub struct Global;
 /// The state space of the block's shared memory (32-bit addresses).
 #[derive(Clone, Copy, Debug)]
 pub struct Shared;
+
+/// The state space of the shared memory of all blocks of a cluster (32-bit addresses).
+#[derive(Clone, Copy, Debug)]
+pub struct ClusterShared;
+
+impl Space for ClusterShared {
+    type Address = u32;
+    const NAME: &'static str = "shared::cluster";
+}
 
 /// A state space and the integer that addresses it.
 pub trait Space: Copy {

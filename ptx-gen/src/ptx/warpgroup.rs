@@ -2,14 +2,15 @@
 //! copies, and warpgroup multiplications in flight.
 //!
 //! - A **role** is a closure: [`Kernel::roles`] gives each its warpgroups and registers, one branch each.
-//! - What is **in flight** is a value: [`Kernel::issue`] takes the accumulators that the multiplications write
-//!   and returns them only to who awaits. Until then there is no register to read.
+//! - What is **in flight** is a value: [`Kernel::issue`] borrows the accumulators that the multiplications write
+//!   and gives them back only to who awaits. Until then there is no register to read.
 //! - **Placement** is program order: an instruction stands where its Rust line ran, so what overlaps with
 //!   work in flight is what stands between `issue` and `await_leaving`.
 
 use super::builder::Kernel;
 use super::inst::{Inst, MmaType, Special, WgmmaLeft};
-use super::types::{Bits32, Reg, RegId, Var};
+use super::types::{Bits32, ClusterShared, Element, Ptr, Reg, RegId, Shared, Src, Var};
+use crate::params::FieldType;
 
 /// Threads of a warpgroup.
 pub const WARPGROUP: u32 = 128;
@@ -21,8 +22,8 @@ const REGISTER_FILE: u32 = 64 * 1024;
 pub struct Role<'a, 'k> {
     /// How many warpgroups.
     pub warpgroups: u32,
-    /// Registers of each of their threads: a multiple of 8 from 24 to 256 (PTX ISA, "setmaxnreg").
-    pub registers: u32,
+    /// Registers of each of their threads: a multiple of 8 from 24 to 256 (PTX ISA, "setmaxnreg"). `None`: as at entry.
+    pub registers: Option<u32>,
     /// What they do; takes the warpgroup's index within the role, uniform.
     pub body: Box<dyn FnOnce(Reg<'k, u32>) + 'a>,
 }
@@ -33,15 +34,19 @@ impl Kernel {
     pub fn roles<'k>(&'k self, roles: Vec<Role<'_, 'k>>) {
         let at_entry = REGISTER_FILE / self.header.threads / 8 * 8;
         let threads: u32 = roles.iter().map(|r| r.warpgroups * WARPGROUP).sum();
-        let registers: u32 = roles.iter().map(|r| r.warpgroups * WARPGROUP * r.registers).sum();
+        let registers: u32 = roles.iter().map(|r| r.warpgroups * WARPGROUP * r.registers.unwrap_or(at_entry)).sum();
         assert_eq!(threads, self.header.threads, "the roles take every thread of the block");
-        assert!(registers <= REGISTER_FILE, "the roles want {registers} registers of {REGISTER_FILE}");
+        // Only what the block got at its start is there to be redistributed: to want more is to wait forever.
+        let available = at_entry * threads;
+        assert!(registers <= available, "the roles want {registers} registers of {available}");
         let warpgroup = (self.special(Special::TidX) >> WARPGROUP.ilog2()).broadcast();
         let mut first = 0;
         for role in roles {
             let index = warpgroup - first;
             let other_role = self.branch_unless(index.lt(role.warpgroups));
-            self.push(Inst::SetMaxNReg { increase: role.registers > at_entry, registers: role.registers });
+            if let Some(registers) = role.registers {
+                self.push(Inst::SetMaxNReg { increase: registers > at_entry, registers });
+            }
             (role.body)(index);
             self.place(other_role);
             first += role.warpgroups;
@@ -51,9 +56,59 @@ impl Kernel {
     /// Runs `body` in one lane of the warp: what starts copies must, or ptxas wraps each in a loop over lanes.
     #[track_caller]
     pub fn elected(&self, body: impl FnOnce()) {
+        let elected = self.elect();
+        self.when(elected, || self.alone(body));
+    }
+
+    /// A predicate that holds in one lane of the warp, always the same.
+    #[track_caller]
+    pub fn elect(&self) -> Reg<'_, bool> {
         let p = self.reg::<bool>();
         self.push(Inst::Elect { d: p.id });
-        self.when(p, body);
+        p
+    }
+
+    /// Waits at named barrier `id` (1 to 15) until `threads` threads have come to it, these included.
+    #[track_caller]
+    pub fn named_barrier_wait(&self, id: Reg<'_, u32>, threads: u32) {
+        self.push(Inst::NamedBarrier { id: Src::Reg(id.id), threads, wait: true });
+    }
+
+    /// Comes to named barrier `id` without waiting.
+    #[track_caller]
+    pub fn named_barrier_arrive(&self, id: Reg<'_, u32>, threads: u32) {
+        self.push(Inst::NamedBarrier { id: Src::Reg(id.id), threads, wait: false });
+    }
+
+    /// Waits for every thread of the cluster that has not ended; what they wrote before is visible after.
+    #[track_caller]
+    pub fn cluster_barrier(&self) {
+        self.push(Inst::ClusterBarrier { wait: false });
+        self.push(Inst::ClusterBarrier { wait: true });
+    }
+
+    /// Waits for the lanes of the warp, and orders their accesses to memory.
+    #[track_caller]
+    pub fn warp_barrier(&self) {
+        self.push(Inst::WarpSync);
+    }
+
+    /// Waits until at most `pending` of this thread's groups of tensor stores still read shared memory.
+    #[track_caller]
+    pub fn await_stores_read(&self, pending: u32) {
+        self.push(Inst::BulkWaitRead { pending });
+    }
+
+    /// Waits until this thread's tensor stores are complete.
+    #[track_caller]
+    pub fn await_stores(&self) {
+        self.push(Inst::BulkWait { pending: 0 });
+    }
+
+    /// `stmatrix.x4`: four 8x8 matrices of 16-bit elements; lane l addresses row l % 8 of matrix l / 8.
+    #[track_caller]
+    pub fn store_matrices<E: Element>(&self, words: [Reg<'_, Bits32>; 4], rows: Ptr<'_, Shared, E>, byte_offset: u32) {
+        self.push(Inst::StMatrix { v: words.map(|r| r.id), addr: rows.addr.id, offset: byte_offset as i32 });
     }
 
     /// Makes the barriers that this thread initialised usable by all; every thread of the block calls it.
@@ -69,9 +124,11 @@ impl Kernel {
         self.push(Inst::FenceProxyAsync);
     }
 
-    /// Address of a tensor map among the parameters, `offset` bytes from their start.
+    /// A tensor map of the parameter block, by its name in `params.rs`.
     #[track_caller]
-    pub fn tensor_map(&self, offset: u32) -> TensorMap<'_> {
+    pub fn tensor_map(&self, field: &str) -> TensorMap<'_> {
+        let (offset, ty) = self.header.params.field(field);
+        assert_eq!(ty, FieldType::TensorMap, "parameter {field}");
         let d = self.reg();
         self.push(Inst::ParamAddress { d: d.id, offset });
         TensorMap(d)
@@ -79,11 +136,21 @@ impl Kernel {
 
     /// Issues the multiplications of `body` as one group; `acc` is theirs until they are awaited.
     #[track_caller]
-    pub fn issue<'k>(&'k self, acc: Accumulator<'k>, body: impl FnOnce(&Multiplier<'_, 'k>)) -> InFlight<'k> {
+    pub fn issue<'a, 'k>(&'k self, acc: &'a mut Accumulator<'k>, body: impl FnOnce(&Multiplier<'_, 'k>)) -> InFlight<'a, 'k> {
         self.push(Inst::WgmmaFence);
-        body(&Multiplier { k: self, acc: &acc });
+        body(&Multiplier { k: self, acc, columns: 2 * acc.values.len() as u32 });
         self.push(Inst::WgmmaCommit);
-        InFlight(acc)
+        InFlight { k: self, acc }
+    }
+}
+
+impl<'k, E: Element> Ptr<'k, Shared, E> {
+    /// The same place in the shared memory of block `rank` of the cluster.
+    #[track_caller]
+    pub fn in_block(self, rank: Reg<'k, u32>) -> Ptr<'k, ClusterShared, E> {
+        let d = self.addr.k.reg();
+        self.addr.k.push(Inst::MapShared { d: d.id, addr: self.addr.id, rank: rank.id });
+        Ptr::from_address(d)
     }
 }
 
@@ -153,7 +220,8 @@ impl<'k> Mbarrier<'k> {
         let again = k.place_label("again");
         let done = k.reg::<bool>();
         k.push(Inst::MbarrierTryWait { d: done.id, addr: self.base.id, offset: self.offset as i32, parity: parity.id });
-        k.branch(again, done, true);
+        // A warp asks once for all its lanes, so the answer is uniform where the barrier is.
+        k.branch_together(again, done, true);
     }
 }
 
@@ -169,6 +237,11 @@ impl<'k> Accumulator<'k> {
         Accumulator { values: (0..n / 2).map(|_| k.var(0.0f32)).collect() }
     }
 
+    /// `n` columns without values: the first multiplication must not accumulate.
+    pub fn unset(k: &'k Kernel, n: u32) -> Self {
+        Accumulator { values: (0..n / 2).map(|_| Var(k.reg())).collect() }
+    }
+
     /// The lane's values: index i is column 8 (i / 4) + 2 (lane % 4) + i % 2 of row lane / 4 + 8 (i / 2 % 2)
     /// of its warp's 16 rows.
     pub fn values(&self) -> &[Var<'k, f32>] {
@@ -176,17 +249,19 @@ impl<'k> Accumulator<'k> {
     }
 }
 
-/// Multiplications in flight. Their accumulators come back when they are awaited.
+/// Multiplications in flight: they hold their accumulators until they are awaited.
 #[must_use = "the accumulators are unusable until the multiplications are awaited"]
-pub struct InFlight<'k>(Accumulator<'k>);
+pub struct InFlight<'a, 'k> {
+    k: &'k Kernel,
+    acc: &'a mut Accumulator<'k>,
+}
 
-impl<'k> InFlight<'k> {
+impl<'a, 'k> InFlight<'a, 'k> {
     /// Waits until at most `pending` later groups are in flight, this one not among them.
     #[track_caller]
-    pub fn await_leaving(self, pending: u32) -> Accumulator<'k> {
-        let k = self.0.values[0].0.k;
-        k.push(Inst::WgmmaWait { pending });
-        self.0
+    pub fn await_leaving(self, pending: u32) -> &'a mut Accumulator<'k> {
+        self.k.push(Inst::WgmmaWait { pending });
+        self.acc
     }
 }
 
@@ -194,9 +269,15 @@ impl<'k> InFlight<'k> {
 pub struct Multiplier<'a, 'k> {
     k: &'k Kernel,
     acc: &'a Accumulator<'k>,
+    columns: u32,
 }
 
 impl<'k> Multiplier<'_, 'k> {
+    /// The same multiplications into the first `n` columns alone.
+    pub fn columns<'m>(&'m self, n: u32) -> Multiplier<'m, 'k> {
+        Multiplier { k: self.k, acc: self.acc, columns: n }
+    }
+
     /// acc (+)= a b, one k16 step; a and b are descriptors of shared memory and must be uniform, else each
     /// costs a transfer to the uniform registers.
     #[track_caller]
@@ -207,14 +288,14 @@ impl<'k> Multiplier<'_, 'k> {
 
     /// acc (+)= a b, a a fragment in registers, b stored with its columns contiguous (V as it was loaded).
     #[track_caller]
-    pub fn registers(&self, ty: MmaType, a: [Reg<'k, Bits32>; 4], b: Reg<'k, u64>, accumulate: Reg<'k, bool>) {
+    pub fn registers(&self, ty: MmaType, a: [Var<'k, Bits32>; 4], b: Reg<'k, u64>, accumulate: Reg<'k, bool>) {
         assert!(b.is_uniform(), "a descriptor is not uniform; broadcast what it is computed from");
-        self.push(ty, WgmmaLeft::Registers(a.map(|r| r.id)), b.id, accumulate.id, true);
+        self.push(ty, WgmmaLeft::Registers(a.map(|v| v.0.id)), b.id, accumulate.id, true);
     }
 
     #[track_caller]
     fn push(&self, ty: MmaType, a: WgmmaLeft, b: RegId, accumulate: RegId, trans_b: bool) {
-        let d: Vec<RegId> = self.acc.values.iter().map(|v| v.0.id).collect();
-        self.k.push(Inst::Wgmma { ty, n: 2 * d.len() as u32, d, a, b, accumulate, trans_b });
+        let d: Vec<RegId> = self.acc.values[..self.columns as usize / 2].iter().map(|v| v.0.id).collect();
+        self.k.push(Inst::Wgmma { ty, n: self.columns, d, a, b, accumulate, trans_b });
     }
 }

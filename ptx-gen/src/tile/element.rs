@@ -16,6 +16,14 @@ pub struct Bf16;
 #[derive(Clone, Copy, Debug)]
 pub struct F32;
 
+/// A 64-bit word that blocks share.
+#[derive(Clone, Copy, Debug)]
+pub struct Word;
+
+impl Element for Word {
+    const BYTES: u32 = 8;
+}
+
 impl Element for F16 {
     const BYTES: u32 = 2;
 }

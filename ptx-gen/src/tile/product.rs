@@ -5,6 +5,7 @@ use super::rows::{PerRow, vars};
 use super::shared::Fragments;
 use crate::ptx::builder::Kernel;
 use crate::ptx::types::{Reg, Var};
+use crate::ptx::warpgroup::Accumulator;
 
 /// Columns of an accumulator fragment.
 pub const N8: u32 = 8;
@@ -26,6 +27,27 @@ impl<'k> Scores<'k> {
         Scores(self.0.iter().enumerate().map(|(m, row)| row.iter().enumerate().map(|(n, s)| fragment(m, n, s, &mut f)).collect()).collect())
     }
 
+    /// The scores of a warp in a warpgroup's accumulator, in its first `columns` columns.
+    pub fn of(acc: &Accumulator<'k>, columns: u32) -> Self {
+        let values = &acc.values()[..columns as usize / 2];
+        Scores(vec![values.chunks_exact(4).map(|f| [f[0].get(), f[1].get(), f[2].get(), f[3].get()]).collect()])
+    }
+
+    /// Puts the values back into the accumulator that they come from.
+    pub fn put(&self, acc: &Accumulator<'k>) {
+        self.0[0].iter().flatten().zip(acc.values()).for_each(|(value, var)| var.set(*value));
+    }
+
+    /// The first `n` fragments of each row.
+    pub fn first_fragments(&self, n: usize) -> Self {
+        Scores(self.0.iter().map(|row| row[..n].to_vec()).collect())
+    }
+
+    /// Each row multiplied by its factor.
+    pub fn scale_rows(&self, factor: &PerRow<Reg<'k, f32>>) -> Self {
+        self.map(|row, _, s| s * factor.0[row])
+    }
+
     /// The values of each row, in this lane.
     fn row_values(&self) -> PerRow<Vec<Reg<'k, f32>>> {
         PerRow::from_fn(2 * self.0.len(), |row| self.0[row / 2].iter().flat_map(|s| [s[2 * (row % 2)], s[2 * (row % 2) + 1]]).collect())
@@ -44,7 +66,13 @@ impl<'k> Scores<'k> {
     /// -inf where a key is not visible. `visible` is, for each row, how many of the tile's keys are,
     /// less the lane's first column.
     pub fn mask_beyond(&self, visible: &PerRow<Reg<'k, i32>>) -> Self {
-        self.map(|row, column, s| visible.0[row].gt(column as i32).select(s, f32::NEG_INFINITY))
+        self.mask_beyond_from(0, visible)
+    }
+
+    /// The same, where every key left of column `from` is visible.
+    pub fn mask_beyond_from(&self, from: u32, visible: &PerRow<Reg<'k, i32>>) -> Self {
+        let masked = |row: usize, column: u32, s| visible.0[row].gt(column as i32).select(s, f32::NEG_INFINITY);
+        self.map(|row, column, s| if column < from { s } else { masked(row, column, s) })
     }
 
     /// 2^(scale * S - m): the weights.

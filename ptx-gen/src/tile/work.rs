@@ -154,7 +154,7 @@ impl<'k> VisibleKeys<'k> {
         let kv_len = k.param::<u32>("kv_len").to_i32();
         let offset = kv_len - k.param::<u32>("q_len").to_i32();
         let causal = match variant.mask {
-            Mask::Causal => None,
+            Mask::Causal | Mask::Full => None,
             Mask::Any => Some(k.param::<u32>("causal").eq(1u32)),
         };
         let block_kv = variant.tiling.block_kv;

@@ -1,0 +1,260 @@
+//! Fused prefill attention for Hopper (sm_90a): tensor copies, warpgroup multiplications, specialised warps.
+//!
+//! The plain algorithm, for each query row:
+//! ```text
+//! s[j] = scale * q . k[j]      for the keys j that the row sees
+//! m    = max_j s[j]
+//! p[j] = exp(s[j] - m)
+//! o    = sum_j p[j] v[j] / sum_j p[j]
+//! lse  = m + log(sum_j p[j])
+//! ```
+//! What the kernel does differently. The numbers are TFLOP/s at head_dim 128, causal, with 512 / 2k / 8k / 16k tokens (H200,
+//! 2026-11), of an early form with the same order of operations, which reached 413/608/684/705 with all of these:
+//! 1. A grid of as many blocks as multiprocessors stays and claims tiles of query rows, those that see the most keys
+//!    first ([`claims`](crate::tile::claims)): 268/500/586/602 with a fixed share of tiles for each block instead.
+//! 2. One warp (the [`producer`]) copies tiles of Q, K and V to shared memory; two or three [`consumer`] warpgroups
+//!    multiply, 64 query rows each.
+//! 3. S of the next block and O += P V of the last one run on the tensor cores together, and the softmax in their
+//!    shadow; across tiles too, where the output is written under the next tile's first product: without, 405/583/682/686.
+//! 4. The exponentials do not wait for a block's maximum: they are measured against a reference that seldom moves
+//!    ([`weigh`](crate::tile::weigh)): a running maximum gives 350/528/595/594.
+//! 5. Keys run from right to left, so that only the first blocks of a tile meet the causal diagonal or the end of the
+//!    keys. Where the diagonal leaves a warpgroup half of its first block, it takes that half only: without, 389/591/675/702.
+//! 6. Warpgroups start their exponentials in turn, so that one multiplies while another is at them: without, 374/525/616/640.
+//! 7. l sums the weights after rounding, per lane, and over the four lanes that share a row only at the end.
+//! 8. The split form is for few rows over many keys: a tile takes (token, query head) pairs, so that K and V are read once
+//!    per group, and the blocks of a cluster [`share`] its keys. 16 tokens over 4,096 keys, 32 heads over 8: 14 us, against 34.
+
+mod consumer;
+mod input;
+mod output;
+mod part;
+mod producer;
+mod share;
+mod turns;
+
+use crate::params;
+use crate::ptx::builder::Kernel;
+use crate::ptx::inst::{Special, Target};
+use crate::ptx::types::{Ptr, Reg, Shared};
+use crate::ptx::warpgroup::{Role, WARPGROUP};
+use crate::tile::element::{Bf16, F16, Word};
+use crate::tile::operand::{Chunk, K16};
+use crate::tile::ring::{BARRIER_BYTES, Handoff, Ring};
+use crate::tile::stream::{TileNotes, TileOrder};
+use crate::tile::weigh::Weight;
+use crate::variant::{Boxes, DType, Family, Launch, Mask, TensorBox, Tiling, Variant};
+
+/// The family, for the table.
+pub static PREFILL_WGMMA: Family = Family {
+    name: "prefill_wgmma",
+    target: Target::SM_90A,
+    params: &params::PREFILL_TMA,
+    launch: Launch::Persistent(boxes),
+    shared_bytes,
+    build,
+};
+
+/// Rows of a warpgroup's products.
+const WARPGROUP_ROWS: u32 = 64;
+
+/// Rows of a warp.
+const WARP_ROWS: u32 = 16;
+
+/// Warps of a warpgroup.
+const WARPS: u32 = WARPGROUP / 32;
+
+/// Consumer warpgroups of a block; one more produces.
+const fn consumers(t: &Tiling) -> u32 {
+    t.block_q / WARPGROUP_ROWS
+}
+
+/// What the copy engine moves at once: a whole tile of Q, K and V, and rows of one warp of O.
+///
+/// Rows of a packed group are (token, head) pairs, tokens first. They may be fewer than a tile's, and chunks must
+/// begin where the swizzle does: so they are moved chunk by chunk.
+fn boxes(variant: &Variant) -> Boxes {
+    let t = &variant.tiling;
+    let whole = |rows, columns: u32| {
+        let chunk = Chunk::of(columns).columns;
+        TensorBox { columns: chunk, heads: 1, rows, chunks: columns / chunk }
+    };
+    let (k, v) = (whole(t.block_kv, t.head_dim), whole(t.block_kv, t.value_dim));
+    if is_packed(variant) {
+        let (heads, rows) = (variant.packed_heads(), variant.tile_tokens());
+        return Boxes { q: TensorBox { heads, rows, chunks: 1, ..k }, k, v, o: TensorBox { heads, rows, chunks: 1, ..v } };
+    }
+    let o = TensorBox { chunks: shared_layout(t).o_chunks, ..whole(WARP_ROWS, t.value_dim) };
+    Boxes { q: whole(t.block_q, t.head_dim), k, v, o }
+}
+
+fn is_packed(variant: &Variant) -> bool {
+    variant.packed_heads() > 1
+}
+
+/// Shared memory of a block.
+#[derive(Clone, Copy)]
+struct SharedLayout {
+    q: Ring,
+    k: Ring,
+    v: Ring,
+    /// The grid's entry in the table of claims.
+    joined: u32,
+    /// Descriptions of tiles.
+    notes: u32,
+    /// Output on its way out, a slab a warp.
+    o: u32,
+    /// Chunks of a slab's rows: all, or a part, in which case O leaves in turns.
+    o_chunks: u32,
+    end: u32,
+}
+
+/// Where tiles begin: the swizzle wants 1024-byte alignment.
+const FIRST_TILE: u32 = 1024;
+
+/// With two buffers for Q and whole slabs for O if they fit, with less of both otherwise.
+const fn shared_layout(t: &Tiling) -> SharedLayout {
+    let chunks = t.value_dim / Chunk::of(t.value_dim).columns;
+    let mut layout = layout_with(t, 2, chunks);
+    let mut o_chunks = chunks;
+    while layout.end > t.tiles.shared_limit() && o_chunks > 0 {
+        if chunks.is_multiple_of(o_chunks) {
+            layout = layout_with(t, 1, o_chunks);
+        }
+        o_chunks -= 1;
+    }
+    layout
+}
+
+const fn layout_with(t: &Tiling, q_stages: u32, o_chunks: u32) -> SharedLayout {
+    let (q_bytes, k_bytes, v_bytes) = (2 * t.block_q * t.head_dim, 2 * t.block_kv * t.head_dim, 2 * t.block_kv * t.value_dim);
+    let slab_bytes = t.block_q * o_chunks * Chunk::of(t.value_dim).row_bytes();
+    // A warp hands Q and K back when it can no longer want to rebuild its scores; V is done with when the products are.
+    let warps = consumers(t) * WARPS;
+    let q = Ring { barriers: 0, buffers: FIRST_TILE, stages: q_stages, stage_bytes: q_bytes, fill_bytes: q_bytes, readers: warps };
+    let k =
+        Ring { barriers: q.barriers_end(), buffers: q.buffers_end(), stages: 2, stage_bytes: k_bytes, fill_bytes: k_bytes, readers: warps };
+    let v = Ring {
+        barriers: k.barriers_end(),
+        buffers: k.buffers_end(),
+        stages: 2,
+        stage_bytes: v_bytes,
+        fill_bytes: v_bytes,
+        readers: consumers(t),
+    };
+    let joined = v.barriers_end();
+    let notes = (joined + Handoff::BYTES).next_multiple_of(2 * BARRIER_BYTES);
+    let o = v.buffers_end();
+    SharedLayout { q, k, v, joined, notes, o, o_chunks, end: o + slab_bytes }
+}
+
+const fn shared_bytes(t: &Tiling, _: DType) -> u32 {
+    shared_layout(t).end
+}
+
+/// Fails while the table is compiled if the kernel cannot have this tiling.
+pub const fn assert_legal(t: &Tiling) {
+    assert!(t.block_q.is_multiple_of(WARPGROUP_ROWS) && consumers(t) >= 1 && consumers(t) <= 3, "64 rows a consumer warpgroup");
+    assert!(t.threads() == (consumers(t) + 1) * WARPGROUP, "the consumers and a producer");
+    assert!(t.head_dim.is_multiple_of(K16) && t.value_dim.is_multiple_of(K16), "rows are whole steps of a product");
+    assert!(t.block_kv.is_multiple_of(K16) && t.block_kv >= part::HALF, "blocks of keys are whole steps, and no less than half ones");
+    let (key_chunk, value_chunk) = (Chunk::of(t.head_dim).row_bytes(), Chunk::of(t.value_dim).row_bytes());
+    assert!(
+        (t.block_kv * key_chunk).is_multiple_of(1024) && (t.block_kv * value_chunk).is_multiple_of(1024),
+        "chunks begin where the swizzle does"
+    );
+    assert!(shared_layout(t).end <= t.tiles.shared_limit(), "tiles exceed the shared memory of a block");
+}
+
+fn build(variant: &Variant, k: &Kernel) {
+    match variant.dtype {
+        DType::F16 => prefill::<F16>(k, variant),
+        DType::Bf16 => prefill::<Bf16>(k, variant),
+        DType::F32 => unreachable!("the tensor cores of this family multiply 16-bit types"),
+    }
+}
+
+/// What both roles work with.
+#[derive(Clone, Copy)]
+struct Block<'a, 'k> {
+    k: &'k Kernel,
+    variant: &'a Variant,
+    t: &'a Tiling,
+    shared: Reg<'k, u32>,
+    layout: SharedLayout,
+    order: TileOrder<'k>,
+    notes: TileNotes<'k>,
+    joined: Handoff<'k>,
+}
+
+impl Block<'_, '_> {
+    fn is_causal(&self) -> bool {
+        self.variant.mask == Mask::Causal
+    }
+
+    /// Whether a warpgroup that the diagonal leaves half of its first block takes that half only: a second way through
+    /// a tile, for which three warpgroups have no registers, and for which ptxas finds none for one.
+    fn takes_halves(&self) -> bool {
+        self.is_causal() && consumers(self.t) == 2 && self.t.block_kv > part::HALF
+    }
+
+    /// Whether scores are rebuilt in a loop over chunks. Unrolled, the loads take the registers of the whole kernel, and
+    /// kernels for the causal mask or long rows have none to spare. But around a loop that hardly ever runs ptxas orders
+    /// the kernel for the full mask worse: 489/650/709 TFLOP/s at 512/2k/8k against 554/660/712 (H200, 2026-11).
+    fn rebuilds_in_a_loop(&self) -> bool {
+        self.is_causal() || self.t.head_dim > 128
+    }
+
+    /// Whether a warpgroup passes over a tile's first block if the diagonal leaves it nothing of that.
+    fn passes_over_blocks(&self) -> bool {
+        self.is_causal() && self.t.block_kv == part::HALF && self.layout.q.stages == 1
+    }
+}
+
+fn prefill<E: Weight>(k: &Kernel, variant: &Variant) {
+    let t = &variant.tiling;
+    let (shared, mut layout) = (k.shared_base(), shared_layout(t));
+    layout.q.fill_bytes = 2 * t.head_dim * variant.tile_tokens() * variant.packed_heads();
+    let block = Block {
+        k,
+        variant,
+        t,
+        shared,
+        layout,
+        order: TileOrder::new(k, variant),
+        notes: TileNotes::new(k, shared, layout.notes),
+        joined: Handoff::new(shared, layout.joined),
+    };
+    k.when(k.special(Special::TidX).eq(0u32), || {
+        [layout.q, layout.k, layout.v].iter().for_each(|ring| ring.init(shared));
+        block.joined.init();
+    });
+    if layout.q.fill_bytes < layout.q.stage_bytes {
+        clear(&block, layout.q);
+    }
+    k.publish_barriers();
+
+    // Registers of a thread: the block's own, those at entry, are redistributed.
+    let (producing, consuming) = match consumers(t) {
+        1 => (None, None),
+        2 if layout.q.stages == 1 => (Some(24), Some(240)),
+        2 => (Some(40), Some(232)),
+        _ => (Some(32), Some(160)),
+    };
+    k.roles(vec![
+        Role { warpgroups: 1, registers: producing, body: Box::new(|_| producer::run(&block)) },
+        Role { warpgroups: consumers(t), registers: consuming, body: Box::new(|warpgroup| consumer::run::<E>(&block, warpgroup)) },
+    ]);
+}
+
+/// Makes a ring's buffers zero: rows that no copy brings must not hold NaN, which would look like weights that overflow.
+fn clear(block: &Block<'_, '_>, ring: Ring) {
+    const BYTES: u32 = 16;
+    let k = block.k;
+    let zero = k.constant(0u32);
+    let place = Ptr::<Shared, Word>::from_address(k.special(Special::TidX).mul_add(BYTES, block.shared));
+    for offset in (ring.buffers..ring.buffers_end()).step_by((block.t.threads() * BYTES) as usize) {
+        place.store(&[zero; 4], offset);
+    }
+    k.fence_shared_for_async();
+}

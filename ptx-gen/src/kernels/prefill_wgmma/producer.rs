@@ -1,0 +1,211 @@
+//! The producer: one warp copies the tiles of Q, K and V in the order in which the consumers want them, and claims the
+//! block's next tile; another joins the table of claims meanwhile.
+
+use super::{Block, is_packed};
+use crate::ptx::builder::Kernel;
+use crate::ptx::inst::Special;
+use crate::ptx::types::{Reg, Var};
+use crate::ptx::warpgroup::TensorMap;
+use crate::tile::claims::Claims;
+use crate::tile::operand::Chunk;
+use crate::tile::ring::{Ring, Stage};
+use crate::tile::stream::QueryTile;
+use crate::variant::Form;
+
+/// Blocks of keys still to fetch when the next tile is claimed: late, since early claims unbalance the end of the grid,
+/// but early enough to hide the claim's latency.
+const CLAIM_AHEAD: u32 = 2;
+
+/// In place of a batch index: there was no tile before.
+const NO_BATCH: u32 = u32::MAX;
+
+/// Copies and claims until there is no tile left.
+pub fn run(block: &Block<'_, '_>) {
+    let k = block.k;
+    let claims = Claims::new(k, block.order.tiles, block.joined);
+    let warp = (k.special(Special::TidX) >> 5).broadcast();
+    // In front of the branches: where all lanes pass, the maps' addresses are in uniform registers.
+    let maps = ["q", "k", "v"].map(|name| k.tensor_map(name));
+    k.when(warp.eq(0u32), || {
+        k.elected(|| {
+            let producer = Producer::new(block, claims, maps);
+            match (block.t.form, block.layout.q.stages) {
+                (Form::Split, _) => producer.produce_share(),
+                (_, 1) => producer.produce(),
+                _ => producer.produce_ahead(),
+            }
+        });
+    });
+    if block.t.form != Form::Split {
+        k.when(warp.eq(1u32).and(claims.needed()), || k.elected(|| claims.join()));
+    }
+}
+
+struct Producer<'a, 'k> {
+    k: &'k Kernel,
+    block: &'a Block<'a, 'k>,
+    claims: Claims<'k>,
+    q: Source<'k>,
+    keys: Source<'k>,
+    values: Source<'k>,
+}
+
+/// A tensor and the ring that it is copied to.
+struct Source<'k> {
+    map: TensorMap<'k>,
+    stage: Stage<'k>,
+    block_rows: u32,
+}
+
+impl<'k> Source<'k> {
+    /// Copies the rows of block `n` of a head.
+    fn fetch(&self, n: Reg<'k, u32>, head: Reg<'k, u32>, batch: Reg<'k, u32>) {
+        let zero = n.kernel().constant(0u32);
+        self.stage.fill(self.map, &[([zero, head, n * self.block_rows, zero, batch], 0)]);
+    }
+
+    /// The same, chunk by chunk; they lie `chunk_bytes` apart.
+    fn fetch_chunks(&self, n: Reg<'k, u32>, head: Reg<'k, u32>, batch: Reg<'k, u32>, chunks: u32, chunk_bytes: u32) {
+        let k = n.kernel();
+        let (column, row) = (k.constant(0u32), n * self.block_rows);
+        let boxes: Vec<_> = (0..chunks).map(|c| ([column, head, row, k.constant(c), batch], c * chunk_bytes)).collect();
+        self.stage.fill(self.map, &boxes);
+    }
+}
+
+impl<'a, 'k> Producer<'a, 'k> {
+    fn new(block: &'a Block<'a, 'k>, claims: Claims<'k>, [q, keys, values]: [TensorMap<'k>; 3]) -> Self {
+        let Block { k, t, shared, layout, .. } = *block;
+        let source = |map, ring: Ring, block_rows| Source { map, stage: ring.producer(k, shared), block_rows };
+        let (q, keys) = (source(q, layout.q, block.variant.tile_tokens()), source(keys, layout.k, t.block_kv));
+        Producer { k, block, claims, q, keys, values: source(values, layout.v, t.block_kv) }
+    }
+
+    /// This block's share of its cluster's tile.
+    fn produce_share(&self) {
+        let (k, order) = (self.k, &self.block.order);
+        let tile = order.of_cluster();
+        self.announce(&tile);
+        let (share, before) = order.share(tile);
+        let (kv_head, last) = (order.kv_head(tile.head), share.blocks - 1);
+        self.fetch_keys(last + before, kv_head, tile.batch);
+        k.each_down("block", last, k.constant(0), |n| {
+            self.fetch_keys(n + before, kv_head, tile.batch);
+            self.fetch_values(n + before + 1, kv_head, tile.batch);
+        });
+        self.fetch_values(before, kv_head, tile.batch);
+    }
+
+    /// With one buffer for Q: the first K of the next tile runs ahead of its Q, which has to wait for the last scores of
+    /// this tile; they need this tile's last V to be on its way.
+    fn produce(&self) {
+        let (k, order) = (self.k, &self.block.order);
+        let first = order.first();
+        self.announce(&first);
+        let tile = first.map(|value| k.var(value));
+        let claimed = k.var(self.claims.no_claim());
+        self.fetch_keys(first.blocks - 1, order.kv_head(first.head), first.batch);
+        k.repeat("tile", |stream| {
+            let QueryTile { head, batch, blocks, .. } = tile.get();
+            let kv_head = order.kv_head(head);
+            let last = blocks - 1;
+            let claim_at = last.min(CLAIM_AHEAD);
+            let next_block = |n| {
+                self.fetch_keys(n, kv_head, batch);
+                self.fetch_values(n + 1, kv_head, batch);
+            };
+            k.each_down("block", last, claim_at, next_block);
+            self.claim(claimed);
+            k.each_down("block", claim_at, k.constant(0), next_block);
+            self.fetch_values(k.constant(0), kv_head, batch);
+            let number = self.claims.tile(claimed.get());
+            k.either(number.lt(order.tiles), || {
+                let next = order.tile(number);
+                self.fetch_keys(next.blocks - 1, order.kv_head(next.head), next.batch);
+                self.announce(&next);
+                tile.set(&next);
+            })
+            .otherwise(|| self.announce_end());
+            stream.when(order.tiles.le(number));
+        });
+    }
+
+    /// With two buffers for Q: K runs one block ahead of V, across the change of tiles too, since a block's scores come
+    /// before its output.
+    fn produce_ahead(&self) {
+        let (k, order) = (self.k, &self.block.order);
+        let first = order.first();
+        self.announce(&first);
+        let tile = first.map(|value| k.var(value));
+        let claimed = k.var(self.claims.no_claim());
+        let (kv_head_before, batch_before) = (k.var(0u32), k.var(NO_BATCH));
+
+        k.repeat("tile", |stream| {
+            let QueryTile { head, batch, blocks, .. } = tile.get();
+            let kv_head = order.kv_head(head);
+            let last = blocks - 1;
+            let is_short = last.le(CLAIM_AHEAD);
+            k.when(is_short, || self.claim(claimed));
+            self.fetch_keys(last, kv_head, batch);
+            k.when(batch_before.get().ne(NO_BATCH), || self.fetch_values(k.constant(0), kv_head_before.get(), batch_before.get()));
+
+            let next_block = |n| {
+                self.fetch_keys(n, kv_head, batch);
+                self.fetch_values(n + 1, kv_head, batch);
+            };
+            k.each_down("block", last, k.constant(CLAIM_AHEAD), next_block);
+            k.when(last.gt(CLAIM_AHEAD), || self.claim(claimed));
+            let before_q = last.min(CLAIM_AHEAD);
+            let after_q = before_q.max(1) - 1;
+            k.each_down("block", before_q, after_q, next_block);
+
+            let number = self.claims.tile(claimed.get());
+            k.either(number.lt(order.tiles), || {
+                let next = order.tile(number);
+                self.announce(&next);
+                tile.set(&next);
+            })
+            .otherwise(|| self.announce_end());
+            k.each_down("block", after_q, k.constant(0), next_block);
+            kv_head_before.set(kv_head);
+            batch_before.set(batch);
+            stream.when(order.tiles.le(number));
+        });
+        k.note("V of the very last block");
+        self.fetch_values(k.constant(0), kv_head_before.get(), batch_before.get());
+    }
+
+    fn claim(&self, claimed: Var<'k, u32>) {
+        self.k.when(self.claims.needed(), || claimed.set(self.claims.claim()));
+    }
+
+    fn fetch_keys(&self, n: Reg<'k, u32>, kv_head: Reg<'k, u32>, batch: Reg<'k, u32>) {
+        self.keys.stage.await_empty();
+        self.keys.fetch(n, kv_head, batch);
+    }
+
+    fn fetch_values(&self, n: Reg<'k, u32>, kv_head: Reg<'k, u32>, batch: Reg<'k, u32>) {
+        self.values.stage.await_empty();
+        self.values.fetch(n, kv_head, batch);
+    }
+
+    /// Describes a tile to the consumers and copies its queries.
+    fn announce(&self, tile: &QueryTile<Reg<'k, u32>>) {
+        self.q.stage.await_empty();
+        self.block.notes.write(self.q.stage.index(), tile);
+        let Block { t, variant, .. } = *self.block;
+        if is_packed(variant) {
+            let chunk = Chunk::of(t.head_dim);
+            let head = tile.head * variant.packed_heads();
+            self.q.fetch_chunks(tile.row, head, tile.batch, t.head_dim / chunk.columns, t.block_q * chunk.row_bytes());
+        } else {
+            self.q.fetch(tile.row, tile.head, tile.batch);
+        }
+    }
+
+    fn announce_end(&self) {
+        self.q.stage.await_empty();
+        self.block.notes.write_end(self.q.stage.index());
+        self.q.stage.full().arrive();
+    }
+}

@@ -1,0 +1,253 @@
+//! Softmax weights against a fixed reference: the rows of a warp in a warpgroup's accumulators.
+//!
+//! A block's weights are 2^(scale S - m), where m is *not* the running maximum: it is taken from a few columns of the
+//! row's first block and moves only if a later block's weights grow beyond [`LIMIT`]. Softmax does not depend on m;
+//! only range and rounding do. Weights are f32 with 2^127 of headroom, their packed 16-bit form keeps the same relative
+//! precision, and l sums the weights *as rounded*, so that a dominant weight cancels in O / l.
+
+use super::element::{Bf16, F16, Half};
+use super::product::Scores;
+use super::rows::{PerRow, vars};
+use crate::ptx::builder::Kernel;
+use crate::ptx::types::{Bits32, Reg, Var};
+use crate::ptx::warpgroup::Accumulator;
+
+/// Sum of a lane's weights of one block that calls for a new reference.
+const LIMIT: f32 = 16384.0;
+
+/// Sum beyond which weights may have overflowed: the block is computed anew.
+const OVERFLOW: f32 = (1u128 << 120) as f32;
+
+/// Rows of a lane: g and g + 8 of its warp's 16.
+const ROWS: usize = 2;
+
+/// Columns of the first block that the reference is taken from.
+const REFERENCE_FRAGMENTS: usize = 2;
+
+/// Row of a lane that value `i` of an accumulator belongs to.
+fn row_of_value(i: usize) -> usize {
+    i / 2 % ROWS
+}
+
+/// The softmax state of a lane's rows, and the weights of the current block.
+pub struct Rows<'k, E> {
+    k: &'k Kernel,
+    scale_log2: Reg<'k, f32>,
+    /// The reference in log2 units, the same in the four lanes of a row. -inf: the row has seen no key.
+    m: PerRow<Var<'k, f32>>,
+    /// Sum of the weights in this lane's columns, against m.
+    l: PerRow<Var<'k, f32>>,
+    /// The current block's part of it.
+    block: PerRow<Var<'k, f32>>,
+    /// The current block's weights, packed: the left operand of O += P V. Word j belongs to row j % 2.
+    p: Vec<Var<'k, Bits32>>,
+    element: std::marker::PhantomData<E>,
+}
+
+impl<'k, E: Weight> Rows<'k, E> {
+    /// Rows before their first key, for blocks of `block_kv` keys.
+    pub fn new(k: &'k Kernel, block_kv: u32) -> Self {
+        let words = || k.var_bits(0);
+        Rows {
+            k,
+            scale_log2: k.param("scale_log2"),
+            m: vars(k, ROWS, f32::NEG_INFINITY),
+            l: vars(k, ROWS, 0.0),
+            block: vars(k, ROWS, 0.0),
+            p: (0..block_kv / 4).map(|_| words()).collect(),
+            element: std::marker::PhantomData,
+        }
+    }
+
+    /// The packed weights of the first `keys` keys of the block.
+    pub fn p(&self, keys: u32) -> &[Var<'k, Bits32>] {
+        &self.p[..keys as usize / 4]
+    }
+
+    /// Makes the weights of keys `from` and following zero.
+    pub fn clear_from(&self, from: u32) {
+        let zero = self.k.constant(0u32).reinterpret::<Bits32>();
+        self.p[from as usize / 4..].iter().for_each(|p| p.set(zero));
+    }
+
+    /// Starts a tile: the reference comes from the first columns of its first block.
+    pub fn start(&self, scores: &Scores<'k>) {
+        self.m.set(&(&scores.first_fragments(REFERENCE_FRAGMENTS).row_max() * self.scale_log2));
+        self.l.map(|l| l.set(0.0f32));
+    }
+
+    /// The weights of a block against the reference.
+    pub fn weights(&self, scores: &Scores<'k>) -> Scores<'k> {
+        scores.weights(self.scale_log2, &self.m.get())
+    }
+
+    /// Makes `p` the current block's weights, without adding them to l.
+    pub fn take(&self, p: &Scores<'k>) {
+        let words = pack::<E>(self.k, p);
+        self.p.iter().zip(&words).for_each(|(p, word)| p.set(*word));
+        self.block.set(&E::row_sums(&words));
+    }
+
+    /// Whether the current block's weights have outgrown the reference in some row of the warp: uniform.
+    pub fn have_grown(&self) -> Reg<'k, bool> {
+        self.is_any_sum_above(LIMIT)
+    }
+
+    fn is_any_sum_above(&self, limit: f32) -> Reg<'k, bool> {
+        let sums = self.block.get().0;
+        sums[0].max_or_nan(sums[1]).gt_or_nan(limit).in_any_lane()
+    }
+
+    /// Adds the current block to l.
+    pub fn add_block(&self) {
+        self.l.add(&self.block.get());
+    }
+
+    /// Moves the reference up, and the current block's weights, l and O (if it has begun) with it. `p` are the weights
+    /// before packing; if they overflowed, `rebuild` gives the block's scores once more.
+    pub fn move_reference(&self, p: &Scores<'k>, o: Option<&Accumulator<'k>>, rebuild: impl FnOnce() -> Scores<'k>) {
+        if let Some(sums) = E::wider_sums(p) {
+            self.block.set(&sums);
+        }
+        self.k
+            .either(self.is_any_sum_above(OVERFLOW), || {
+                let scores = rebuild();
+                let m = self.m.get().max(&(&scores.row_max() * self.scale_log2));
+                self.shrink(o, &(&self.m.get() - &m).exp2());
+                self.m.set(&m);
+                self.take(&self.weights(&scores));
+            })
+            .otherwise(|| {
+                let grown = self.block.get().max_over_quad();
+                let exponent = grown.map(|sum| ((sum.reinterpret::<u32>() >> 23).to_i32() - 127).max(0).min(126));
+                self.m.set(&self.m.get().zip(&exponent, |m, e| m + e.to_f32()));
+                let factor = exponent.map(|e| ((self.k.constant(127) - e).to_u32() << 23).reinterpret::<f32>());
+                self.shrink(o, &factor);
+                E::rescale(self, p, &factor);
+            });
+    }
+
+    fn shrink(&self, o: Option<&Accumulator<'k>>, factor: &PerRow<Reg<'k, f32>>) {
+        self.l.scale(factor);
+        if let Some(o) = o {
+            scale_rows(o, factor);
+        }
+    }
+
+    /// Takes a block in which some keys are masked (-inf), with the maximum found exactly. `o` is the sum over the
+    /// earlier blocks; `None`: this is the tile's first.
+    pub fn take_masked(&self, scores: &Scores<'k>, o: Option<&Accumulator<'k>>) {
+        let (old, largest) = (self.m.get(), &scores.row_max() * self.scale_log2);
+        let m = if o.is_some() { old.max(&largest) } else { largest };
+        let reference = m.zero_if_unseen();
+        let p = scores.weights(self.scale_log2, &reference);
+        self.m.set(&m);
+        self.take(&p);
+        if o.is_some() {
+            self.shrink(o, &(&old - &reference).exp2());
+            self.add_block();
+        } else {
+            self.l.set(&self.block.get());
+        }
+    }
+
+    /// m of the lane's rows, then l.
+    pub fn m_and_l(&self) -> [Reg<'k, f32>; 4] {
+        let (m, l) = (self.m.get().0, self.l.get().0);
+        [m[0], m[1], l[0], l[1]]
+    }
+
+    /// Takes in m and l of another share of the keys. What O of this one, and of the other, is to be multiplied by.
+    pub fn merge(&self, other: [Reg<'k, f32>; 4]) -> [PerRow<Reg<'k, f32>>; 2] {
+        let (old, other_m) = (self.m.get(), PerRow(vec![other[0], other[1]]));
+        let m = old.max(&other_m);
+        let reference = m.zero_if_unseen();
+        let [mine, theirs] = [&old - &reference, &other_m - &reference].map(|x| x.exp2());
+        self.m.set(&m);
+        self.l.scale(&mine);
+        self.l.add(&theirs.zip(&PerRow(vec![other[2], other[3]]), |factor, l| factor * l));
+        [mine, theirs]
+    }
+
+    /// 1 / l over all columns, 0 for rows that saw no key, and the log-sum-exp in natural units, -inf for those.
+    pub fn finish(&self) -> (PerRow<Reg<'k, f32>>, PerRow<Reg<'k, f32>>) {
+        let l = self.l.get().sum_over_quad();
+        let lse = self.m.get().zip(&l, |m, l| (m + l.log2()) * std::f32::consts::LN_2);
+        (l.map(|l| l.eq(0.0f32).select(0.0f32, l.recip())), lse)
+    }
+}
+
+/// Multiplies each row of an accumulator by its factor.
+fn scale_rows<'k>(o: &Accumulator<'k>, factor: &PerRow<Reg<'k, f32>>) {
+    for (i, value) in o.values().iter().enumerate() {
+        let mut value = *value;
+        value *= factor.0[row_of_value(i)];
+    }
+}
+
+/// Packs weights in the order of the accumulators, which is that of the left operand.
+fn pack<'k, E: Half>(k: &'k Kernel, p: &Scores<'k>) -> Vec<Reg<'k, Bits32>> {
+    p.0[0].iter().flat_map(|f| [k.pack(E::MMA, f[0], f[1]), k.pack(E::MMA, f[2], f[3])]).collect()
+}
+
+/// What weights of a 16-bit type need beyond multiplication.
+pub trait Weight: Half {
+    /// Sums of packed weights, row by row: of the values as rounded.
+    fn row_sums<'k>(words: &[Reg<'k, Bits32>]) -> PerRow<Reg<'k, f32>>;
+
+    /// Sums of the weights before packing, where packed ones overflow too early.
+    fn wider_sums<'k>(p: &Scores<'k>) -> Option<PerRow<Reg<'k, f32>>>;
+
+    /// Multiplies the current block's weights and their sums by a power of two.
+    fn rescale<'k>(rows: &Rows<'k, Self>, p: &Scores<'k>, factor: &PerRow<Reg<'k, f32>>);
+}
+
+/// Sums of the lower and of the upper values of a row's words.
+fn sums_of_halves<'k>(words: &[Reg<'k, Bits32>], halves: impl Fn(Reg<'k, Bits32>) -> [Reg<'k, f32>; 2]) -> PerRow<[Reg<'k, f32>; 2]> {
+    PerRow::from_fn(ROWS, |row| {
+        let pairs = words.iter().skip(row).step_by(ROWS).map(|word| halves(*word));
+        pairs.reduce(|sum, pair| [sum[0] + pair[0], sum[1] + pair[1]]).expect("a block has columns")
+    })
+}
+
+impl Weight for Bf16 {
+    /// The lower value of a word is moved up by one shift. The upper one is read as an f32 in place: the lower value is
+    /// then noise below its last bit, of 0.24 units on average, 1.35e-3 of the value. One multiplication takes the mean
+    /// off. Relative error on peaked scores 1.56e-3, against 1.50e-3 with both unpacked and 2.14e-3 if l summed the weights
+    /// before rounding (H200, 2026-11).
+    fn row_sums<'k>(words: &[Reg<'k, Bits32>]) -> PerRow<Reg<'k, f32>> {
+        const NOISE_MEAN: f32 = 1.35e-3;
+        let halves = |word: Reg<'k, Bits32>| [(word.reinterpret::<u32>() << 16).reinterpret(), word.reinterpret()];
+        sums_of_halves(words, halves).map(|[lower, upper]| upper.mul_add(1.0 - NOISE_MEAN, lower))
+    }
+
+    fn wider_sums<'k>(_: &Scores<'k>) -> Option<PerRow<Reg<'k, f32>>> {
+        None
+    }
+
+    /// Exact: bf16 has the exponents of f32.
+    fn rescale<'k>(rows: &Rows<'k, Self>, _: &Scores<'k>, factor: &PerRow<Reg<'k, f32>>) {
+        let packed = factor.map(|f| {
+            let bits = f.reinterpret::<u32>();
+            (bits ^ (bits >> 16)).reinterpret::<Bits32>()
+        });
+        for (j, p) in rows.p.iter().enumerate() {
+            p.set(p.get().mul_packed(Self::MMA, packed.0[j % ROWS]));
+        }
+        rows.block.scale(factor);
+    }
+}
+
+impl Weight for F16 {
+    fn row_sums<'k>(words: &[Reg<'k, Bits32>]) -> PerRow<Reg<'k, f32>> {
+        sums_of_halves(words, |word| word.unpack_f16()).map(|[lower, upper]| lower + upper)
+    }
+
+    fn wider_sums<'k>(p: &Scores<'k>) -> Option<PerRow<Reg<'k, f32>>> {
+        Some(p.lane_sum())
+    }
+
+    fn rescale<'k>(rows: &Rows<'k, Self>, p: &Scores<'k>, factor: &PerRow<Reg<'k, f32>>) {
+        rows.take(&p.scale_rows(factor));
+    }
+}
