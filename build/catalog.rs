@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use super::assemble::{Assembled, Cubin};
 use super::kernel::Kernel;
-use super::manifest::{Arch, Group, Variant};
+use super::manifest::{Arch, Group, Schedule, Variant};
 use super::ptxas::Found;
 use super::settings::Settings;
 use super::{empty_dir, write_file};
@@ -75,17 +75,31 @@ fn entry(text: &mut String, kernel: &Kernel, assembled: &Assembled, checker: &st
     field("family", &format!("{:?}", v.family));
     field("dtype", &format!("DType::{}", v.dtype.to_ascii_uppercase()));
     field("head_dim", &v.head_dim);
+    field("v_head_dim", &v.v_head_dim);
     field("group", &group);
-    field("mask", if v.causal_only { &"MaskSupport::Causal" } else { &"MaskSupport::Any" });
+    field("mask", &format!("MaskSupport::{:?}", v.mask));
     field("copy_bytes", &v.copy_bytes);
     field("block_q", &v.block_q);
     field("block_kv", &v.block_kv);
     field("threads", &v.threads);
     field("shared_bytes", &v.shared_bytes);
+    field("schedule", &schedule_literal(v.schedule));
     field("models", &format!("{:?}", v.models));
     field("cubins", &format!("&[{cubins}]"));
     field("ptx", &ptx.unwrap_or_else(|| "None".to_owned()));
     text.push_str("    },\n");
+}
+
+fn schedule_literal(schedule: Schedule) -> String {
+    match schedule {
+        Schedule::Grid => "Schedule::Grid".to_owned(),
+        Schedule::Persistent(boxes) => {
+            let [q, k, v, o] = boxes.map(|[columns, heads, rows, chunks]| {
+                format!("TensorBox {{ columns: {columns}, heads: {heads}, rows: {rows}, chunks: {chunks} }}")
+            });
+            format!("Schedule::Persistent(Boxes {{ q: {q}, k: {k}, v: {v}, o: {o} }})")
+        }
+    }
 }
 
 fn cubin_literal(variant: &Variant, cubin: &Cubin, checker: &str) -> String {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 /// What the generator and this build must agree on.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +58,29 @@ pub enum Group {
     Any,
 }
 
+/// Masks that a kernel serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// The causal one.
+    Causal,
+    /// None: every key is visible.
+    Full,
+    /// Both, by a launch parameter.
+    Any,
+}
+
+/// How a kernel's tiles are shared out among blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// A block for each tile.
+    Grid,
+    /// Blocks that stay and claim tiles; the boxes of the tensor maps of q, k, v and o.
+    Persistent([TensorBox; 4]),
+}
+
+/// A box of a tensor map: columns, heads, rows and chunks.
+pub type TensorBox = [u32; 4];
+
 /// One kernel. What the fields mean at launch is said in `src/catalog.rs`, where they end up.
 #[derive(Clone, Debug)]
 pub struct Variant {
@@ -67,12 +90,14 @@ pub struct Variant {
     pub family: String,
     /// Element type: f16, bf16 or f32.
     pub dtype: String,
-    /// Elements of a head.
+    /// Elements of a head of q and k.
     pub head_dim: u32,
+    /// Elements of a head of v and o.
+    pub v_head_dim: u32,
     /// Query heads per KV head that it serves.
     pub group: Group,
-    /// Whether it serves the causal mask only, or any.
-    pub causal_only: bool,
+    /// Masks that it serves.
+    pub mask: Mask,
     /// Alignment that row starts need.
     pub copy_bytes: u32,
     /// Rows of a tile.
@@ -83,6 +108,8 @@ pub struct Variant {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
+    /// How its tiles are shared out.
+    pub schedule: Schedule,
     /// Largest spill, stores and loads in bytes, that ptxas may report.
     pub spill_bytes: u32,
     /// `.version` of the PTX.
@@ -145,16 +172,23 @@ fn variant(line: &str) -> Result<Variant> {
         family: fields.word("family")?.to_owned(),
         dtype: fields.word("dtype")?.to_owned(),
         head_dim: fields.number("head_dim")?,
+        v_head_dim: fields.number("value_dim")?,
         group: match fields.get("group")? {
             "any" => Group::Any,
             ratio => Group::Packed(ratio.parse().with_context(|| format!("group={ratio}"))?),
         },
-        causal_only: fields.choice("mask", "any", "causal")?,
+        mask: match fields.get("mask")? {
+            "causal" => Mask::Causal,
+            "full" => Mask::Full,
+            "any" => Mask::Any,
+            other => bail!("mask={other}: expected causal, full or any"),
+        },
         copy_bytes: fields.number("copy_bytes")?,
         block_q: fields.number("block_q")?,
         block_kv: fields.number("block_kv")?,
         threads: fields.number("threads")?,
         shared_bytes: fields.number("shared_bytes")?,
+        schedule: schedule(fields.get("launch")?)?,
         spill_bytes: fields.number("spill_bytes")?,
         ptx_version: ptx_version(fields.get("ptx_version")?)?,
         target: Arch::parse(fields.get("target")?)?,
@@ -162,6 +196,18 @@ fn variant(line: &str) -> Result<Variant> {
         portable: fields.choice("portable", "0", "1")?,
         models: fields.get("models")?.to_owned(),
     })
+}
+
+/// `grid`, or `persistent:64x1x128x2,64x1x128x2,64x1x128x2,64x1x16x2`.
+fn schedule(text: &str) -> Result<Schedule> {
+    let Some(boxes) = text.strip_prefix("persistent:") else {
+        ensure!(text == "grid", "launch={text}: expected grid or persistent:…");
+        return Ok(Schedule::Grid);
+    };
+    let sizes = |text: &str| text.split('x').map(|size| size.parse().ok()).collect::<Option<Vec<u32>>>()?.try_into().ok();
+    let boxes: Option<Vec<TensorBox>> = boxes.split(',').map(sizes).collect();
+    let boxes = boxes.and_then(|boxes| boxes.try_into().ok());
+    boxes.map(Schedule::Persistent).with_context(|| format!("launch={text}: expected four boxes such as 64x1x128x2"))
 }
 
 fn ptx_version(text: &str) -> Result<(u32, u32)> {

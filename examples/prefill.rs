@@ -168,7 +168,7 @@ fn collect<T: Number>(
 /// Compares with float64 on the inputs as the kernel saw them: rounded to the element type.
 fn verdict(problem: &Problem, activations: &Activations, result: &Output<f32>) -> Verdict {
     let rounded: Vec<f32> = activations.qkv.iter().map(|value| round(problem.dtype(), *value)).collect();
-    let tensor = |start: usize| Tensor { elements: &rounded[start..], strides: activations.strides(), head_dim: 64 };
+    let tensor = |start: usize| Tensor { elements: &rounded[start..], strides: activations.strides(), row_elems: 64 };
     let [k, v] = activations.starts();
     let inputs = Inputs { q: tensor(0), k: tensor(k), v: tensor(v) };
     judge(problem, result, &in_float64(problem, &inputs), &plain(problem, &inputs))

@@ -98,7 +98,7 @@ typedef enum attnpack_status {
 
     /* What this build, or this GPU, does not have. */
     ATTNPACK_ERROR_UNSUPPORTED_DTYPE = 40,    /* no kernel for the element type */
-    ATTNPACK_ERROR_UNSUPPORTED_HEAD_DIM = 41, /* no kernel for head_dim; the text says what to pad to */
+    ATTNPACK_ERROR_UNSUPPORTED_HEAD_DIM = 41, /* no kernel for head_dim, or v_head_dim; the text says what to pad to */
     ATTNPACK_ERROR_UNSUPPORTED_MASK = 42,     /* no kernel for the mask */
     ATTNPACK_ERROR_UNSUPPORTED_GROUP = 43,    /* no kernel for q_heads / kv_heads; only filtered builds lack one */
     ATTNPACK_ERROR_UNSUPPORTED_DEVICE = 44,   /* no code that this GPU can run */
@@ -204,9 +204,9 @@ typedef enum attnpack_mask {
 
 /*
  * Strides of a tensor [batch, seq, heads, head_dim], in elements; the last dimension is contiguous. All three 0 stands
- * for a tensor without gaps: { seq * heads * head_dim, heads * head_dim, head_dim }. One 0 is a 0: every sequence, token
- * or head is at the same place, as inputs may be. The stride of a dimension of size 1 counts for nothing, but is not
- * negative; to repeat one row along all others, set that one to 1.
+ * for a tensor without gaps: { seq * heads * head_dim, heads * head_dim, head_dim }, with v_head_dim for v and o. One 0
+ * is a 0: every sequence, token or head is at the same place, as inputs may be. The stride of a dimension of size 1
+ * counts for nothing, but is not negative; to repeat one row along all others, set that one to 1.
  */
 typedef struct attnpack_strides {
     int64_t batch;
@@ -219,24 +219,25 @@ typedef struct attnpack_strides {
  * versions append fields whose 0 means what this version does. A library takes the structs of older headers, and those
  * of newer ones whose further fields are 0.
  *
- * q and o are [batch, q_len, q_heads, head_dim], k and v [batch, kv_len, kv_heads, head_dim]; query head h reads KV head
- * h / (q_heads / kv_heads). Each address is that of element [0, 0, 0, 0], on the device. Rows start on multiples of 16
- * bytes (addresses and strides), or with slower kernels of 4. Inputs may overlap each other; o may lie between them in
- * one buffer (columns of the same packed rows) but shares no element with them. Inputs are finite; what lies beyond the
- * tensors, such as unused slots of a cache, may be anything.
+ * q is [batch, q_len, q_heads, head_dim], k [batch, kv_len, kv_heads, head_dim]; v and o are like k and q, with
+ * v_head_dim, which is head_dim in most models. Query head h reads KV head h / (q_heads / kv_heads). Each address is
+ * that of element [0, 0, 0, 0], on the device. Rows start on multiples of 16 bytes (addresses and strides), or with
+ * slower kernels of 4. Inputs may overlap each other; o may lie between them in one buffer (columns of the same packed
+ * rows) but shares no element with them. Inputs are finite; what lies beyond the tensors, such as unused slots of a
+ * cache, may be anything.
  */
 typedef struct attnpack_prefill_params {
-    size_t struct_size; /* sizeof(attnpack_prefill_params) */
-    uint32_t dtype;     /* an attnpack_dtype */
-    uint32_t mask;      /* an attnpack_mask; 0 is the full one */
-    uint32_t batch;     /* sequences */
-    uint32_t q_len;     /* query tokens of a sequence */
-    uint32_t kv_len;    /* key and value tokens of a sequence */
-    uint32_t q_heads;   /* query heads */
-    uint32_t kv_heads;  /* key and value heads; a divisor of q_heads */
-    uint32_t head_dim;  /* elements of a head */
-    float scale;        /* factor of the scores before softmax; 0 stands for 1 / sqrt(head_dim) */
-    uint32_t reserved;  /* 0 */
+    size_t struct_size;  /* sizeof(attnpack_prefill_params) */
+    uint32_t dtype;      /* an attnpack_dtype */
+    uint32_t mask;       /* an attnpack_mask; 0 is the full one */
+    uint32_t batch;      /* sequences */
+    uint32_t q_len;      /* query tokens of a sequence */
+    uint32_t kv_len;     /* key and value tokens of a sequence */
+    uint32_t q_heads;    /* query heads */
+    uint32_t kv_heads;   /* key and value heads; a divisor of q_heads */
+    uint32_t head_dim;   /* elements of a head of q and k */
+    float scale;         /* factor of the scores before softmax; 0 stands for 1 / sqrt(head_dim) */
+    uint32_t v_head_dim; /* elements of a head of v and o; 0 stands for head_dim */
     const void *q;
     const void *k;
     const void *v;
@@ -311,7 +312,8 @@ typedef struct attnpack_kernel_info {
     const char *models;     /* published models whose heads it was made for */
     const char *cubins;     /* architectures with machine code, such as "sm_80 sm_90"; empty without any */
     uint32_t dtype;         /* an attnpack_dtype */
-    uint32_t head_dim;      /* elements of a head */
+    uint32_t head_dim;      /* elements of a head of q and k */
+    uint32_t v_head_dim;    /* elements of a head of v and o */
     uint32_t group;         /* q_heads / kv_heads that it serves; 0: every ratio */
     uint32_t masks;         /* 1 << mask for each attnpack_mask that it serves */
     uint32_t row_alignment; /* bytes that must divide the starts of rows: 16 or 4 */
@@ -320,6 +322,7 @@ typedef struct attnpack_kernel_info {
     uint32_t threads;       /* threads of a block */
     uint32_t shared_bytes;  /* dynamic shared memory of a block */
     uint32_t has_ptx;       /* 1: the library has its PTX too */
+    uint32_t reserved;      /* 0 */
 } attnpack_kernel_info;
 
 /* How many kernels the library has; they are numbered from 0. */

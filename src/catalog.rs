@@ -9,12 +9,15 @@ use crate::shape::DType;
 pub struct Entry {
     /// Name of the variant, of its files and of its entry point.
     pub name: &'static str,
-    /// How it works: `prefill_mma` is prefill with `mma.sync` and `cp.async`, for Ampere and newer.
+    /// How it works: `prefill_mma` is prefill with `mma.sync` and `cp.async`, for Ampere and newer; `prefill_wgmma` with
+    /// `wgmma`, tensor copies and specialised warps, for Hopper.
     pub family: &'static str,
     /// Element type of q, k, v and o.
     pub dtype: DType,
-    /// Elements of a head.
+    /// Elements of a head of q and k.
     pub head_dim: u32,
+    /// Elements of a head of v and o.
+    pub v_head_dim: u32,
     /// Ratios of query heads to KV heads that it serves.
     pub group: Group,
     /// Masks that it serves.
@@ -29,6 +32,8 @@ pub struct Entry {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
+    /// How tiles are shared out among blocks.
+    pub schedule: Schedule,
     /// Published models whose heads it was made for: with this head_dim and ratio, or without groups where it takes every ratio.
     pub models: &'static str,
     /// Machine code, one image per architecture.
@@ -97,8 +102,47 @@ pub enum Group {
 pub enum MaskSupport {
     /// Causal only.
     Causal,
+    /// Full only.
+    Full,
     /// Causal and full: a launch parameter.
     Any,
+}
+
+/// How the tiles of a problem are shared out among blocks, and how a kernel addresses tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// A block for each tile. Tensors by address and strides.
+    Grid,
+    /// As many blocks as there are multiprocessors, which stay and claim tiles, and no more blocks than tiles. Tensors by
+    /// tensor maps with these boxes.
+    Persistent(Boxes),
+}
+
+/// The boxes of a kernel's tensor maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boxes {
+    /// Of the queries.
+    pub q: TensorBox,
+    /// Of the keys.
+    pub k: TensorBox,
+    /// Of the values.
+    pub v: TensorBox,
+    /// Of the output.
+    pub o: TensorBox,
+}
+
+/// What the copy engine moves at once: rows of a head or of a group of them, cut into chunks of columns that lie one after
+/// another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorBox {
+    /// Columns of a chunk; their bytes are the span of the swizzle.
+    pub columns: u32,
+    /// Heads: those of a group where it is packed, else one.
+    pub heads: u32,
+    /// Tokens.
+    pub rows: u32,
+    /// Chunks of a row.
+    pub chunks: u32,
 }
 
 /// How the packaged kernels were built.
@@ -132,7 +176,7 @@ mod generated {
     //! Written by the build script.
 
     #[allow(unused_imports, reason = "a catalogue without PTX, or without cubins, needs fewer")]
-    use super::{Arch, Build, Cubin, DType, Entry, Group, MaskSupport, Ptx};
+    use super::{Arch, Boxes, Build, Cubin, DType, Entry, Group, MaskSupport, Ptx, Schedule, TensorBox};
 
     /// A cubin of `OUT_DIR`, aligned as the driver likes it.
     #[allow(unused_macros, reason = "a build without ptxas has no cubins")]

@@ -4,7 +4,7 @@
 //! as long as the larger of two things: all its pairs, shared out among the multiprocessors, and the block that sees the
 //! most keys, alone. Blocks start with the longest, so that little else matters.
 
-use crate::catalog::Entry;
+use crate::catalog::{Entry, Schedule};
 use crate::dispatch::Capability;
 use crate::grid::Grid;
 use crate::problem::Problem;
@@ -25,6 +25,17 @@ fn small_tile(head_dim: u32) -> f64 {
 /// 128 (12 heads of 2,048 tokens, 57 against 63 us) and 240 (1.04 times), tie at 256 and lose from 384 on (0.9).
 const ALONE: f64 = 1.2;
 
+/// A pair in kernels whose blocks stay and claim tiles, which are those for Hopper: 804 against 379 TFLOP/s where both fill the
+/// GPU (bf16, head_dim 128, 8,192 tokens). They win alone too: 25 against 58 us for 192 tiles, 8.9 against 12.8 for 48, 5.2
+/// against 5.3 for 32 tiles of 128 tokens (H200, 2026-11-30).
+const PERSISTENT: f64 = 0.48;
+
+/// A pair in those of them that have 64 rows, one warpgroup's: it waits for its own products. Alone in a tile it ends sooner
+/// than two or three that take turns, but it leaves the tensor cores idle, the more so over many tiles. Measured, 64 rows
+/// against 128 or 192: 7.1 against 9.0 us for 12 heads of 512 tokens at head_dim 128 and 5.8 against 8.7 for 14 at 64; 10.9
+/// against 10.6 for 32 heads of 512 at 128, 25.4 against 24.8 for 14 heads of 2,048 at 64 (H200, 2026-11-30).
+const ONE_WARPGROUP: f64 = 1.45;
+
 /// Shared memory that the driver keeps of each block (CUDA programming guide, "Compute capabilities"); a multiprocessor
 /// has as much more than one block can have.
 const RESERVED_BYTES: u32 = 1024;
@@ -39,11 +50,22 @@ pub(crate) fn estimate(entry: &Entry, grid: &Grid, problem: &Problem, device: Ca
         // The first rows see nothing; the last kv_len see 1, 2, ... kv_len keys.
         Mask::Causal => kv_len * (kv_len + 1.0) / 2.0 / q_len,
     };
-    let pair = if entry.block_q < LARGE_ROWS { small_tile(entry.head_dim) } else { 1.0 };
+    // Going from a tile to the next takes a block that stays about as long as a step (3,800 against 2,048 clocks with one).
+    let change = if let Schedule::Persistent(_) = entry.schedule { f64::from(entry.block_kv) } else { 0.0 };
+    let pair = match entry.schedule {
+        Schedule::Persistent(_) if entry.block_q < LARGE_ROWS => PERSISTENT * ONE_WARPGROUP,
+        Schedule::Persistent(_) => PERSISTENT,
+        Schedule::Grid if entry.block_q < LARGE_ROWS => small_tile(entry.head_dim),
+        Schedule::Grid => 1.0,
+    };
     let rows = f64::from(entry.block_q);
     let in_company = (device.shared_optin_bytes + RESERVED_BYTES) / (entry.shared_bytes + RESERVED_BYTES) > 1;
-    let all = grid.blocks() as f64 * rows * keys_of_a_row * pair / f64::from(device.multiprocessors.max(1));
-    let all = if in_company { all } else { all * ALONE };
-    let longest = rows * kv_len * pair * ALONE;
+    let all = grid.tiles() as f64 * rows * (keys_of_a_row + change) * pair / f64::from(device.multiprocessors.max(1));
+    let all = match entry.schedule {
+        Schedule::Persistent(_) if entry.block_q < LARGE_ROWS => all * ALONE * ONE_WARPGROUP,
+        _ if in_company => all,
+        _ => all * ALONE,
+    };
+    let longest = rows * (kv_len + change) * pair * ALONE;
     [all.max(longest), all]
 }

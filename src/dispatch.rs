@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::catalog::{Arch, Cubin, Entry, Group, MaskSupport, Ptx};
+use crate::catalog::{Arch, Cubin, Entry, Group, MaskSupport, Ptx, Schedule};
 use crate::cost;
 use crate::error::Result;
 use crate::grid::Grid;
@@ -10,6 +10,7 @@ use crate::launch::Pointers;
 use crate::problem::Problem;
 use crate::refusal;
 use crate::shape::{Mask, Operand};
+use crate::tensor_map;
 
 /// What decides which code a device can run. [`crate::Device::capability`] has that of a real one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,19 +135,21 @@ impl fmt::Display for Choice {
 /// In this order it prefers
 /// 1. machine code to PTX;
 /// 2. copies by 16 bytes to copies by 4;
-/// 3. the newest architecture that the device runs;
+/// 3. the newest architecture that the device runs, `sm_90` and `sm_90a` being one;
 /// 4. the tiling whose launch is expected to end first: large tiles cost less for each row, small ones spread few rows
 ///    over more multiprocessors, and tiles packed with the heads of a group waste no rows on few query tokens;
 /// 5. the largest tiles;
 /// 6. one head to a tile: what packs a group of heads is chosen where that saves tiles;
-/// 7. a kernel made for the mask to one that takes it as a parameter.
+/// 7. a kernel made for the mask to one that takes it as a parameter;
+/// 8. code for this architecture alone.
 ///
 /// Machine code runs on a device of the same major version whose minor version is not older; `sm_90a` code on 9.0 only;
 /// PTX on every newer device.
 ///
 /// # Errors
 /// [`Error::UnsupportedDType`](crate::Error::UnsupportedDType),
-/// [`UnsupportedHeadDim`](crate::Error::UnsupportedHeadDim), [`UnsupportedMask`](crate::Error::UnsupportedMask),
+/// [`UnsupportedHeadDim`](crate::Error::UnsupportedHeadDim), [`UnsupportedVHeadDim`](crate::Error::UnsupportedVHeadDim),
+/// [`UnsupportedMask`](crate::Error::UnsupportedMask),
 /// [`UnsupportedGroup`](crate::Error::UnsupportedGroup), [`TooLarge`](crate::Error::TooLarge),
 /// [`Misaligned`](crate::Error::Misaligned), [`UnsupportedDevice`](crate::Error::UnsupportedDevice),
 /// [`SharedMemory`](crate::Error::SharedMemory) and [`JitRefused`](crate::Error::JitRefused).
@@ -194,11 +197,12 @@ fn rank(choice: &Choice, grid: &Grid, problem: &Problem, device: Capability) -> 
     (
         matches!(code, Code::Cubin(_)),
         entry.copy_bytes,
-        code.arch(),
+        (code.arch().major, code.arch().minor),
         cost::estimate(entry, grid, problem, device).map(|time| -time),
         u64::from(entry.block_q) * u64::from(entry.block_kv),
         entry.group == Group::Any,
-        entry.mask == MaskSupport::Causal,
+        entry.mask != MaskSupport::Any,
+        code.arch().specific,
     )
 }
 
@@ -217,21 +221,36 @@ impl Entry {
     fn serves(&self, problem: &Problem) -> bool {
         self.dtype == problem.dtype()
             && self.head_dim == problem.shape().head_dim
+            && self.v_head_dim == problem.v_head_dim()
             && self.serves_mask(problem.mask())
             && self.serves_group(problem.group())
+            && self.takes_layout(problem)
+    }
+
+    /// Whether it can address the problem's tensors, alignment aside.
+    pub(crate) fn takes_layout(&self, problem: &Problem) -> bool {
+        match self.schedule {
+            Schedule::Grid => true,
+            Schedule::Persistent(_) => tensor_map::can_express(problem),
+        }
     }
 
     /// Whether it serves every problem that `other` serves.
     fn covers(&self, other: &Entry) -> bool {
         self.dtype == other.dtype
-            && self.head_dim == other.head_dim
+            && (self.head_dim, self.v_head_dim) == (other.head_dim, other.v_head_dim)
             && (self.mask == MaskSupport::Any || self.mask == other.mask)
+            && (self.schedule == Schedule::Grid || self.schedule == other.schedule)
             && (self.group == Group::Any || self.group == other.group)
             && self.copy_bytes <= other.copy_bytes
     }
 
     pub(crate) fn serves_mask(&self, mask: Mask) -> bool {
-        self.mask == MaskSupport::Any || mask == Mask::Causal
+        match self.mask {
+            MaskSupport::Any => true,
+            MaskSupport::Causal => mask == Mask::Causal,
+            MaskSupport::Full => mask == Mask::Full,
+        }
     }
 
     pub(crate) fn serves_group(&self, group: u32) -> bool {

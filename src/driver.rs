@@ -18,9 +18,12 @@ use crate::error::{DriverError, Error, Result};
 
 mod current;
 mod library;
+mod tensor_map;
 
 pub(crate) use current::{Image, Launch};
 use library::Library;
+use tensor_map::TensorMap;
+pub(crate) use tensor_map::{MapElement, TensorMapLayout};
 
 /// A `CUstream`.
 pub(crate) type Stream = *mut c_void;
@@ -74,6 +77,7 @@ functions! {
     cuModuleGetFunction(*mut Function, Module, *const c_char);
     cuFuncSetAttribute(Function, c_uint, c_int);
     cuFuncGetAttribute(*mut c_int, c_uint, Function);
+    cuTensorMapEncodeTiled(*mut TensorMap, c_uint, c_uint, *mut c_void, *const u64, *const u64, *const c_uint, *const c_uint, c_uint, c_uint, c_uint, c_uint);
     cuLaunchKernel(Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void);
 }
 

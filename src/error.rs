@@ -91,6 +91,8 @@ pub enum Error {
         strides: Strides,
         /// The problem's sizes.
         shape: Shape,
+        /// Elements of a head of o.
+        v_head_dim: u32,
     },
 
     /// The build has no kernel for this element type.
@@ -105,6 +107,19 @@ pub enum Error {
     /// The build has no kernel for this head_dim in this element type.
     UnsupportedHeadDim {
         /// What was asked.
+        head_dim: u32,
+        /// Element type.
+        dtype: DType,
+        /// The device.
+        device: Capability,
+        /// What the build has, ascending.
+        available: Vec<u32>,
+    },
+    /// The build has no kernel for values of this size with this head_dim in this element type.
+    UnsupportedVHeadDim {
+        /// What was asked: elements of a head of v and o.
+        v_head_dim: u32,
+        /// Elements of a head of q and k.
         head_dim: u32,
         /// Element type.
         dtype: DType,

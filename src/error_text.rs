@@ -24,11 +24,11 @@ impl Display for Error {
             Error::ExtentOverflow { operand } => {
                 write!(f, "an offset in {operand} does not fit 64 bits; check the strides, which count elements")
             }
-            Error::OutputOverlapsItself { strides, shape } => write!(
+            Error::OutputOverlapsItself { strides, shape, v_head_dim } => write!(
                 f,
                 "o [{}, {}, {}, {}] with strides {}, {}, {} (batch, sequence, head; elements) may write an element twice; \
                  each stride must span everything inside it",
-                shape.batch, shape.q_len, shape.q_heads, shape.head_dim, strides.batch, strides.seq, strides.head
+                shape.batch, shape.q_len, shape.q_heads, v_head_dim, strides.batch, strides.seq, strides.head
             ),
 
             Error::UnsupportedDType { dtype, device, available } => {
@@ -39,6 +39,14 @@ impl Display for Error {
                 match available.iter().find(|&larger| larger > head_dim) {
                     Some(larger) => write!(f, "pad to {larger} with zeros and keep the scale of {head_dim}"),
                     None => write!(f, "larger heads need another library"),
+                }
+            }
+            Error::UnsupportedVHeadDim { v_head_dim, head_dim, dtype, device, available } => {
+                write!(f, "no kernel for head_dim {head_dim} with values of {v_head_dim} in {dtype} on {device}; ")?;
+                write!(f, "this build has values of {}; ", List(available))?;
+                match available.iter().find(|&larger| larger > v_head_dim) {
+                    Some(larger) => write!(f, "pad v and o to {larger}"),
+                    None => write!(f, "larger values need another library"),
                 }
             }
             Error::UnsupportedMask { mask, head_dim, dtype, device } => write!(

@@ -1,10 +1,9 @@
-//! Starts a kernel: checks addresses, fills the parameters, computes the grid.
-
-use std::f64::consts::LOG2_E;
+//! Starts a kernel: checks addresses, has the kernel chosen and loaded, launches it.
 
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::{CudaStream, CudaViewMut, DevicePtrMut};
 
+use crate::arguments::Arguments;
 use crate::catalog::Entry;
 use crate::device::Device;
 use crate::dispatch::{Alignment, Choice};
@@ -12,15 +11,8 @@ use crate::driver::{Current, Launch, Stream};
 use crate::error::{Error, Result, RowStart};
 use crate::layout::Region;
 use crate::problem::Problem;
-use crate::shape::{DType, Mask, Operand};
+use crate::shape::{DType, Operand};
 use crate::slices::{Element, Readable, Writable, check_slice};
-
-mod params {
-    //! Written by the generator, which derives the kernels' parameter offsets from the same table.
-    include!(concat!(env!("OUT_DIR"), "/params.rs"));
-}
-
-use params::PrefillParams;
 
 /// Device addresses of a problem's tensors: of element `[0, 0, 0, 0]` each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,49 +199,14 @@ impl Device {
             None if unsafe { current.is_capturing(stream) }? => return Err(Error::NotLoaded { kernel: choice.entry.name }),
             None => self.load(current, &choice)?,
         };
-        let params = params(problem, &pointers, grid.longest_first(self.capability().multiprocessors));
-        let grid = grid.dims();
+        let arguments = Arguments::new(self.driver, problem, &pointers, &choice, &grid, self.capability().multiprocessors)?;
+        let grid = grid.dims(self.capability().multiprocessors);
         let Entry { threads, shared_bytes, .. } = *choice.entry;
         let launch = Launch { function, grid, threads, shared_bytes };
         // SAFETY: the function was loaded into `current`, and its entry takes these parameters: it is one of
         // `self.catalog`. It accesses what the problem spans from these addresses on, which this function's contract
         // makes accessible; `dispatch` chose it for their alignment, and `check` found the outputs apart.
-        unsafe { current.launch(&launch, stream, &params) }?;
+        unsafe { current.launch(&launch, stream, arguments.address()) }?;
         Ok(Launched { choice, grid })
-    }
-}
-
-fn params(problem: &Problem, pointers: &Pointers, longest_first: u32) -> PrefillParams {
-    let shape = problem.shape();
-    let strides = |operand| problem.region(operand).strides().map(|bytes| bytes / u64::from(problem.dtype().bytes()));
-    let [q_batch_stride, q_seq_stride, q_head_stride] = strides(Operand::Q);
-    let [k_batch_stride, k_seq_stride, k_head_stride] = strides(Operand::K);
-    let [v_batch_stride, v_seq_stride, v_head_stride] = strides(Operand::V);
-    let [o_batch_stride, o_seq_stride, o_head_stride] = strides(Operand::O);
-    PrefillParams {
-        q: pointers.q,
-        k: pointers.k,
-        v: pointers.v,
-        o: pointers.o,
-        lse: pointers.lse.unwrap_or(0),
-        q_batch_stride,
-        q_seq_stride,
-        q_head_stride,
-        k_batch_stride,
-        k_seq_stride,
-        k_head_stride,
-        v_batch_stride,
-        v_seq_stride,
-        v_head_stride,
-        o_batch_stride,
-        o_seq_stride,
-        o_head_stride,
-        q_len: shape.q_len,
-        kv_len: shape.kv_len,
-        q_heads: shape.q_heads,
-        group_reciprocal: (1_u64 << 32).div_ceil(problem.group().into()),
-        longest_first,
-        causal: u32::from(problem.mask() == Mask::Causal),
-        scale_log2: (f64::from(problem.scale()) * LOG2_E) as f32,
     }
 }

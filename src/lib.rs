@@ -41,6 +41,7 @@
 
 #![deny(unsafe_code)]
 
+mod arguments;
 mod catalog;
 mod cost;
 #[allow(unsafe_code, reason = "enters contexts, and vouches for the images that are loaded into them")]
@@ -63,8 +64,9 @@ mod problem;
 mod refusal;
 mod shape;
 mod slices;
+mod tensor_map;
 
-pub use catalog::{Arch, Build, Cubin, Entry, Group, MaskSupport, Ptx, build_info, catalog};
+pub use catalog::{Arch, Boxes, Build, Cubin, Entry, Group, MaskSupport, Ptx, Schedule, TensorBox, build_info, catalog};
 pub use cudarc;
 pub use device::Device;
 pub use dispatch::{Alignment, Capability, Choice, Code, Policy, dispatch};

@@ -13,6 +13,7 @@ use crate::shape::{DType, Mask, Operand, Shape};
 pub struct Problem {
     dtype: DType,
     shape: Shape,
+    v_head_dim: u32,
     mask: Mask,
     scale: f32,
     strides: [Strides; 4],
@@ -36,16 +37,13 @@ impl Problem {
     /// # Ok::<(), attnpack::Error>(())
     /// ```
     pub fn prefill(dtype: DType, shape: Shape) -> ProblemBuilder {
-        let contiguous = |operand| {
-            let [_, seq, heads] = shape.extents(operand);
-            Strides::contiguous(seq, heads, shape.head_dim)
-        };
         ProblemBuilder {
             dtype,
             shape,
+            v_head_dim: shape.head_dim,
             mask: Mask::Full,
             scale: (1.0 / f64::from(shape.head_dim).sqrt()) as f32,
-            strides: Operand::STRIDED.map(contiguous),
+            strides: [None; 4],
             with_lse: false,
         }
     }
@@ -58,6 +56,16 @@ impl Problem {
     /// Sizes.
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// Elements of a head of v and o; those of q and k are in the shape.
+    pub fn v_head_dim(&self) -> u32 {
+        self.v_head_dim
+    }
+
+    /// Elements of a head of q, k, v or o.
+    pub(crate) fn row_elems(&self, operand: Operand) -> u32 {
+        row_elems(operand, &self.shape, self.v_head_dim)
     }
 
     /// Query heads per KV head.
@@ -114,9 +122,11 @@ impl Problem {
 pub struct ProblemBuilder {
     dtype: DType,
     shape: Shape,
+    v_head_dim: u32,
     mask: Mask,
     scale: f32,
-    strides: [Strides; 4],
+    /// `None`: without gaps.
+    strides: [Option<Strides>; 4],
     with_lse: bool,
 }
 
@@ -124,6 +134,12 @@ impl ProblemBuilder {
     /// Which keys a query sees.
     pub fn mask(mut self, mask: Mask) -> Self {
         self.mask = mask;
+        self
+    }
+
+    /// Elements of a head of v and o, where they are others than those of q and k, as in multi-head latent attention.
+    pub fn v_head_dim(mut self, v_head_dim: u32) -> Self {
+        self.v_head_dim = v_head_dim;
         self
     }
 
@@ -154,7 +170,7 @@ impl ProblemBuilder {
     }
 
     pub(crate) fn strides(mut self, operand: Operand, strides: Strides) -> Self {
-        self.strides[operand as usize] = strides;
+        self.strides[operand as usize] = Some(strides);
         self
     }
 
@@ -171,17 +187,22 @@ impl ProblemBuilder {
     /// [`Error::ZeroSize`], [`Error::HeadRatio`], [`Error::TooLarge`], [`Error::Scale`],
     /// [`Error::ExtentOverflow`] and [`Error::OutputOverlapsItself`].
     pub fn build(self) -> Result<Problem, Error> {
-        let ProblemBuilder { dtype, shape, mask, scale, strides, with_lse } = self;
-        check_sizes(&shape)?;
+        let ProblemBuilder { dtype, shape, v_head_dim, mask, scale, strides, with_lse } = self;
+        check_sizes(&shape, v_head_dim)?;
         // The kernels take the scale times log2(e), which must be finite as well.
         if !(scale > 0.0 && (scale * std::f32::consts::LOG2_E).is_finite()) {
             return Err(Error::Scale { scale });
         }
-        let regions = regions(dtype, &shape, &strides)?;
+        let strides = Operand::STRIDED.map(|operand| {
+            let [_, seq, heads] = shape.extents(operand);
+            let contiguous = || Strides::contiguous(seq, heads, row_elems(operand, &shape, v_head_dim));
+            strides[operand as usize].unwrap_or_else(contiguous)
+        });
+        let regions = regions(dtype, &shape, v_head_dim, &strides)?;
         let stride_bits = regions.iter().flat_map(Region::strides).fold(0, |bits, stride| bits | stride);
-        let problem = Problem { dtype, shape, mask, scale, strides, with_lse, regions, stride_bits };
+        let problem = Problem { dtype, shape, v_head_dim, mask, scale, strides, with_lse, regions, stride_bits };
         if problem.region(Operand::O).overlaps_itself() {
-            return Err(Error::OutputOverlapsItself { strides: strides[Operand::O as usize], shape });
+            return Err(Error::OutputOverlapsItself { strides: strides[Operand::O as usize], shape, v_head_dim });
         }
         Ok(problem)
     }
@@ -192,7 +213,16 @@ const HEADS: u32 = LIMIT_YZ;
 /// Lengths are signed 32-bit numbers in the kernels.
 const LENGTH: u64 = i32::MAX as u64;
 
-fn check_sizes(shape: &Shape) -> Result<(), Error> {
+/// Elements of a head of a tensor.
+fn row_elems(operand: Operand, shape: &Shape, v_head_dim: u32) -> u32 {
+    match operand {
+        Operand::Q | Operand::K => shape.head_dim,
+        Operand::V | Operand::O => v_head_dim,
+        Operand::Lse => 1,
+    }
+}
+
+fn check_sizes(shape: &Shape, v_head_dim: u32) -> Result<(), Error> {
     let Shape { batch, q_len, kv_len, q_heads, kv_heads, head_dim } = *shape;
     let sizes = [
         ("batch", batch, LIMIT_YZ.into()),
@@ -201,6 +231,7 @@ fn check_sizes(shape: &Shape) -> Result<(), Error> {
         ("q_heads", q_heads, HEADS.into()),
         ("kv_heads", kv_heads, HEADS.into()),
         ("head_dim", head_dim, LENGTH),
+        ("v_head_dim", v_head_dim, LENGTH),
     ];
     for (what, value, limit) in sizes {
         if value == 0 {
@@ -220,10 +251,10 @@ fn check_sizes(shape: &Shape) -> Result<(), Error> {
     Ok(())
 }
 
-fn regions(dtype: DType, shape: &Shape, strides: &[Strides; 4]) -> Result<[Region; 5], Error> {
+fn regions(dtype: DType, shape: &Shape, v_head_dim: u32, strides: &[Strides; 4]) -> Result<[Region; 5], Error> {
     let region = |operand: Operand| {
         let Strides { batch, seq, head } = strides[operand as usize];
-        let region = Region::new(shape.extents(operand), [batch, seq, head], shape.head_dim.into());
+        let region = Region::new(shape.extents(operand), [batch, seq, head], row_elems(operand, shape, v_head_dim).into());
         let bytes = region.and_then(|region| region.scaled(dtype.bytes().into()));
         bytes.ok_or(Error::ExtentOverflow { operand })
     };

@@ -5,6 +5,7 @@ use crate::dispatch::{Alignment, Capability, Policy, best};
 use crate::error::{Error, RowStart};
 use crate::problem::Problem;
 use crate::shape::Operand;
+use crate::tensor_map;
 
 /// The error for a problem that no kernel of `catalog` serves on `device`.
 ///
@@ -25,11 +26,18 @@ pub(crate) fn explain(problem: &Problem, alignment: Alignment, device: Capabilit
         let available = unique(usable(&all).iter().map(|entry| entry.dtype), |dtype| dtype.bytes());
         return Error::UnsupportedDType { dtype, device, available };
     }
-    let same_head = keep(same_dtype.iter().copied(), |entry| entry.head_dim == head_dim);
+    let same_head = keep(same_dtype.iter().copied(), |entry| entry.head_dim == head_dim && !is_for_others(entry, device));
     if same_head.is_empty() {
         let available = unique(usable(&same_dtype).iter().map(|entry| entry.head_dim), |head_dim| head_dim);
         return Error::UnsupportedHeadDim { head_dim, dtype, device, available };
     }
+    let same_head = match keep(same_head.iter().copied(), |entry| entry.v_head_dim == problem.v_head_dim()) {
+        fitting if fitting.is_empty() => {
+            let available = unique(usable(&same_head).iter().map(|entry| entry.v_head_dim), |v_head_dim| v_head_dim);
+            return Error::UnsupportedVHeadDim { v_head_dim: problem.v_head_dim(), head_dim, dtype, device, available };
+        }
+        fitting => fitting,
+    };
     let same_mask = keep(same_head, |entry| entry.serves_mask(mask));
     if same_mask.is_empty() {
         return Error::UnsupportedMask { mask, head_dim, dtype, device };
@@ -49,16 +57,23 @@ pub(crate) fn explain(problem: &Problem, alignment: Alignment, device: Capabilit
     };
     let required = same_group.iter().map(|entry| entry.copy_bytes).min().unwrap_or(16);
     let aligned = keep(same_group, |entry| entry.copy_bytes <= alignment.bytes());
-    if aligned.is_empty() { misaligned(problem, alignment, required) } else { unusable(&aligned, device) }
+    if aligned.is_empty() { misaligned(problem, alignment, required) } else { unusable(problem, &aligned, device) }
 }
 
-/// The error for kernels that serve the problem and that the device cannot run.
-fn unusable(entries: &[&'static Entry], device: Capability) -> Error {
-    let with_code = entries.iter().filter(|entry| entry.code_for(device).is_some());
-    match with_code.map(|entry| entry.shared_bytes).min() {
-        Some(required) => Error::SharedMemory { device, required },
-        None => Error::UnsupportedDevice { device, available: targets(entries) },
+/// The error for kernels that serve the problem and that the device cannot run, or not at once.
+fn unusable(problem: &Problem, entries: &[&'static Entry], device: Capability) -> Error {
+    let with_code = keep(entries.iter().copied(), |entry| entry.code_for(device).is_some());
+    let Some(required) = with_code.iter().map(|entry| entry.shared_bytes).min() else {
+        return Error::UnsupportedDevice { device, available: targets(entries) };
+    };
+    if required > device.shared_optin_bytes {
+        return Error::SharedMemory { device, required };
     }
+    if let Some(value) = tensor_map::largest_stride(problem) {
+        return Error::TooLarge { what: "a stride in bytes", value, limit: tensor_map::STRIDE_LIMIT - 1 };
+    }
+    let heads = u64::from(problem.shape().batch) * u64::from(problem.shape().q_heads);
+    Error::TooLarge { what: "batch * q_heads", value: heads, limit: heads.saturating_sub(1) }
 }
 
 /// Names the address or the stride that spoils the alignment.
@@ -75,6 +90,12 @@ fn misaligned(problem: &Problem, alignment: Alignment, required: u32) -> Error {
     let culprit = parts.find(|(.., bytes)| bytes % u64::from(required) != 0);
     let (operand, part, bytes) = culprit.unwrap_or((Operand::Q, RowStart::Address, 0));
     Error::Misaligned { operand, part, bytes, required }
+}
+
+/// Whether an entry is written for the instructions of other devices: no cargo feature has code of it for this one.
+fn is_for_others(entry: &'static Entry, device: Capability) -> bool {
+    let targets = targets(&[entry]);
+    entry.code_for(device).is_none() && !targets.is_empty() && targets.iter().all(|arch| arch.specific)
 }
 
 fn targets(entries: &[&Entry]) -> Vec<Arch> {

@@ -61,9 +61,9 @@ pub enum Operand {
     Q,
     /// Keys, `[batch, kv_len, kv_heads, head_dim]`.
     K,
-    /// Values, `[batch, kv_len, kv_heads, head_dim]`.
+    /// Values, `[batch, kv_len, kv_heads, v_head_dim]`.
     V,
-    /// Output, shaped like the queries.
+    /// Output, `[batch, q_len, q_heads, v_head_dim]`.
     O,
     /// Log-sum-exp, f32, `[batch, q_heads, q_len]` without gaps.
     Lse,
@@ -87,8 +87,8 @@ impl fmt::Display for Operand {
 
 /// Sizes of an attention problem.
 ///
-/// q and o are `[batch, q_len, q_heads, head_dim]`, k and v `[batch, kv_len, kv_heads, head_dim]`. Query head
-/// `h` reads KV head `h / (q_heads / kv_heads)`.
+/// q and o are `[batch, q_len, q_heads, head_dim]`, k and v `[batch, kv_len, kv_heads, head_dim]`, where v and o may have a
+/// head_dim of their own ([`crate::ProblemBuilder::v_head_dim`]). Query head `h` reads KV head `h / (q_heads / kv_heads)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Sequences.
@@ -101,7 +101,7 @@ pub struct Shape {
     pub q_heads: u32,
     /// Key and value heads; a divisor of `q_heads`.
     pub kv_heads: u32,
-    /// Elements of a head.
+    /// Elements of a head of q and k, and unless said otherwise of v and o.
     pub head_dim: u32,
 }
 

@@ -10,11 +10,12 @@ use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::io::Write;
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use attnpack::{Code, DType, Device, Entry, Group, Mask, MaskSupport, Pointers, Problem, Shape, Strides};
-use device_kernels::PrefillParams;
+use attnpack::{Code, DType, Device, Entry, Group, Mask, MaskSupport, Pointers, Problem, Schedule, Shape, Strides};
+use device_kernels::{PrefillParams, PrefillTmaParams};
 use fake_driver::{Fake, with_driver};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -287,7 +288,7 @@ fn c_and_rust_ask_for_the_same() {
         compile(&cc, ("c99", "c"), "tests/c/mirror.c", &Path::new(ROOT).join("include"), &built_library(&dir), program.clone());
     }
     with_driver(test, "cuda_12_4", |fake| {
-        let output = Command::new(&program).arg(size_of::<PrefillParams>().to_string()).output().expect("it starts");
+        let output = Command::new(&program).args([GRID_BYTES, MAPS_BYTES].map(|bytes| bytes.to_string())).output().expect("it starts");
         assert!(output.status.success(), "{}", text(&output));
         // Standard error may tell of a compilation.
         let told_c = String::from_utf8_lossy(&output.stdout);
@@ -301,7 +302,6 @@ fn c_and_rust_ask_for_the_same() {
 
 /// What `tests/c/mirror.c` does, in Rust.
 fn mirror(fake: &Fake) -> Vec<String> {
-    fake.expect_params::<PrefillParams>();
     // A context of its own each time, so that kernels are loaded again.
     let address = 0x5000 + 16 * fake.calls("cuCtxGetDevice") as usize;
     fake.current(address, address as u64, 1);
@@ -322,6 +322,13 @@ fn mirror(fake: &Fake) -> Vec<String> {
         let [q, k, v, o] = [0x10_0000_0000 + shift, 0x20_0000_0000, 0x30_0000_0000, 0x40_0000_0000];
         let pointers = Pointers { q, k, v, o, lse: causal.then_some(0x50_0000_0000) };
         let before = fake.calls("cuModuleLoadDataEx");
+        let schedule = device.supports(&problem).map(|choice| choice.entry.schedule);
+        let by_map = matches!(schedule, Ok(Schedule::Persistent(_))) && shift == 0;
+        if by_map {
+            fake.expect_params::<[u8; MAPS_BYTES]>()
+        } else {
+            fake.expect_params::<[u8; GRID_BYTES]>()
+        }
         // SAFETY: the fake driver accesses neither the tensors nor the stream.
         match unsafe { device.launch(&problem, pointers, std::ptr::without_provenance_mut(0x50)) } {
             Err(error) => lines.push(error.to_string()),
@@ -330,7 +337,7 @@ fn mirror(fake: &Fake) -> Vec<String> {
                 // In C a warm-up comes first, and loads what the launch loaded here.
                 lines.push(format!("warm up 0, loads {}", fake.calls("cuModuleLoadDataEx") - before));
                 lines.push("prefill 0, loads 0".to_owned());
-                lines.push(launch_line(fake));
+                lines.push(if by_map { launch_line::<MAPS_BYTES>(fake) } else { launch_line::<GRID_BYTES>(fake) });
             }
         }
     }
@@ -349,19 +356,23 @@ fn kernel_line(entry: &Entry, code: Code) -> String {
     let masks = match entry.mask {
         MaskSupport::Any => 3,
         MaskSupport::Causal => 2,
+        MaskSupport::Full => 1,
     };
-    let Entry { name, family, models, dtype, head_dim, copy_bytes, block_q, block_kv, threads, shared_bytes, .. } = *entry;
+    let Entry { name, family, models, dtype, head_dim, v_head_dim, copy_bytes, block_q, block_kv, threads, shared_bytes, .. } = *entry;
     let (dtype, has_ptx, code) = (dtype as u32 + 1, u32::from(entry.ptx.is_some()), if matches!(code, Code::Cubin(_)) { 1 } else { 2 });
     format!(
-        "kernel {name}; {family}; {models}; {}; {dtype} {head_dim} {group} {masks} {copy_bytes} {block_q} {block_kv} {threads} \
+        "kernel {name}; {family}; {models}; {}; {dtype} {head_dim} {v_head_dim} {group} {masks} {copy_bytes} {block_q} {block_kv} {threads} \
          {shared_bytes} {has_ptx}; code {code}",
         cubins.join(" ")
     )
 }
 
-fn launch_line(fake: &Fake) -> String {
-    type Bytes = [u8; size_of::<PrefillParams>()];
-    let (launch, params) = fake.last_launch::<Bytes>().expect("a launch");
+/// Bytes of the parameters up to the last field: of kernels that have a block for each tile, and of those that take maps.
+const GRID_BYTES: usize = offset_of!(PrefillParams, scale_log2) + size_of::<f32>();
+const MAPS_BYTES: usize = offset_of!(PrefillTmaParams, scale_log2) + size_of::<f32>();
+
+fn launch_line<const BYTES: usize>(fake: &Fake) -> String {
+    let (launch, params) = fake.last_launch::<[u8; BYTES]>().expect("a launch");
     let sizes = launch.sizes.map(|size| size.to_string()).join(" ");
     let ready = u32::from(launch.context_is_current && launch.is_ready);
     let params: String = params.iter().map(|byte| format!("{byte:02x}")).collect();

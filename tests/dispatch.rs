@@ -2,7 +2,7 @@
 
 use attnpack::{
     Alignment, Arch, Capability, Code, Cubin, DType, Entry, Error, Group, Mask, MaskSupport, Operand, Pointers, Policy, Problem, Ptx,
-    RowStart, Shape, Strides, catalog, dispatch,
+    RowStart, Schedule, Shape, Strides, catalog, dispatch,
 };
 
 const fn arch(major: u32, minor: u32) -> Arch {
@@ -26,6 +26,7 @@ const BASE: Entry = Entry {
     family: "test",
     dtype: DType::BF16,
     head_dim: 128,
+    v_head_dim: 128,
     group: Group::Any,
     mask: MaskSupport::Any,
     copy_bytes: 16,
@@ -33,6 +34,7 @@ const BASE: Entry = Entry {
     block_kv: 64,
     threads: 128,
     shared_bytes: 48 << 10,
+    schedule: Schedule::Grid,
     models: "",
     cubins: SM_80_90,
     ptx: None,
@@ -124,12 +126,12 @@ fn preferences_apply_in_order() {
         Entry { name: "small, packed", group: Group::Packed(4), mask: MaskSupport::Causal, ..BASE },
         Entry { name: "more keys a step", block_kv: 128, ..BASE },
         Entry { name: "does not fit", block_kv: 256, shared_bytes: 1 << 20, ..BASE },
-        Entry { name: "newer", cubins: &[cubin(SM_90A)], ..BASE },
+        Entry { name: "specific", block_kv: 128, cubins: &[cubin(SM_90A)], ..BASE },
         Entry { name: "narrow copies", copy_bytes: 4, block_kv: 128, cubins: &[cubin(SM_90A)], ..BASE },
     ];
     // Each one more outdoes those before, except those that must not.
     let picked: Vec<_> = (1..=ENTRIES.len()).map(|count| pick(&ENTRIES[..count], device(9, 0)).expect("served")).collect();
-    let expected = ["small", "small, causal", "small, causal", "more keys a step", "more keys a step", "newer", "newer"];
+    let expected = ["small", "small, causal", "small, causal", "more keys a step", "more keys a step", "specific", "specific"];
     assert_eq!(picked, expected);
 }
 
@@ -223,13 +225,14 @@ fn cubin_only_refuses_compilation() {
 
 #[test]
 fn what_is_missing_is_named_with_what_exists() {
-    static ENTRIES: [Entry; 5] = [
-        Entry { head_dim: 64, ..BASE },
-        Entry { head_dim: 256, ..BASE },
-        Entry { head_dim: 96, ..BASE },
-        Entry { head_dim: 192, group: Group::Packed(1), mask: MaskSupport::Causal, ..BASE },
+    static ENTRIES: [Entry; 6] = [
+        Entry { head_dim: 64, v_head_dim: 64, ..BASE },
+        Entry { head_dim: 256, v_head_dim: 256, ..BASE },
+        Entry { head_dim: 256, v_head_dim: 128, ..BASE },
+        Entry { head_dim: 96, v_head_dim: 96, ..BASE },
+        Entry { head_dim: 192, v_head_dim: 192, group: Group::Packed(1), mask: MaskSupport::Causal, ..BASE },
         // Not for sm_90: not offered there.
-        Entry { head_dim: 80, cubins: SM_80, ..BASE },
+        Entry { head_dim: 80, v_head_dim: 80, cubins: SM_80, ..BASE },
     ];
     let sm_90 = device(9, 0);
     let refused = |dtype, head_dim, mask, device| {
@@ -239,6 +242,22 @@ fn what_is_missing_is_named_with_what_exists() {
     assert_eq!(
         refused(DType::F16, 64, Mask::Full, sm_90),
         Error::UnsupportedDType { dtype: DType::F16, device: sm_90, available: vec![DType::BF16] }
+    );
+    let values_of_64 = Problem::prefill(DType::BF16, Shape { head_dim: 256, ..SHAPE }).v_head_dim(64).build().expect("legal");
+    assert_eq!(
+        dispatch(&values_of_64, Alignment::of_strides(&values_of_64), sm_90, Policy::CubinFirst, &ENTRIES).map(|choice| choice.entry.name),
+        Err(Error::UnsupportedVHeadDim { v_head_dim: 64, head_dim: 256, dtype: DType::BF16, device: sm_90, available: vec![128, 256] })
+    );
+    static FOR_HOPPER: [Entry; 2] = [Entry { head_dim: 256, v_head_dim: 256, cubins: &[cubin(SM_90A)], ..BASE }, BASE];
+    let wide = Problem::prefill(DType::BF16, Shape { head_dim: 256, ..SHAPE }).build().expect("legal");
+    let elsewhere =
+        |device| dispatch(&wide, Alignment::of_strides(&wide), device, Policy::CubinFirst, &FOR_HOPPER).map(|c| c.entry.head_dim);
+    let available = vec![BASE.head_dim];
+    assert_eq!(elsewhere(sm_90), Ok(256));
+    assert_eq!(
+        elsewhere(device(8, 0)),
+        Err(Error::UnsupportedHeadDim { head_dim: 256, dtype: DType::BF16, device: device(8, 0), available }),
+        "no feature has it for this device"
     );
     let available = vec![64, 96, 192, 256];
     assert_eq!(
@@ -377,7 +396,8 @@ fn every_packaged_kernel_is_reachable() {
         let picked = |(q_len, device): (u32, Capability)| {
             let shape = Shape { batch: 2, q_len, kv_len: 100, q_heads: kv_heads * ratio, kv_heads, head_dim: entry.head_dim };
             let strides = Strides::packed_rows(row, entry.head_dim, 100);
-            let problem = Problem::prefill(entry.dtype, shape).mask(mask).k_strides(strides).build().expect("legal");
+            let builder = Problem::prefill(entry.dtype, shape).v_head_dim(entry.v_head_dim).mask(mask).k_strides(strides);
+            let problem = builder.build().expect("legal");
             let choice = dispatch(&problem, Alignment::of_strides(&problem), device, Policy::CubinFirst, catalog());
             choice.is_ok_and(|choice| std::ptr::eq(choice.entry, entry))
         };
@@ -387,20 +407,27 @@ fn every_packaged_kernel_is_reachable() {
     }
 }
 
-/// No ratio is refused, with either mask, on any device of capability 8.0 or newer, as long as its head_dim is packaged.
+/// No ratio is refused, with either mask, on any device of capability 8.0 or newer, as long as its head_dim is packaged for it.
 #[test]
 fn the_packaged_catalogue_serves_every_ratio() {
-    let pairs: std::collections::BTreeSet<_> = catalog().iter().map(|entry| (entry.dtype.to_string(), entry.head_dim)).collect();
-    for (dtype, head_dim) in pairs {
+    let sizes = |entry: &Entry| (entry.dtype.to_string(), entry.head_dim, entry.v_head_dim);
+    let sizes_of = |problem: &Problem| (problem.dtype().to_string(), problem.shape().head_dim, problem.v_head_dim());
+    let pairs: std::collections::BTreeSet<_> = catalog().iter().map(sizes).collect();
+    for (dtype, head_dim, v_head_dim) in pairs {
         let dtype = [DType::F16, DType::BF16, DType::F32].into_iter().find(|known| known.to_string() == dtype).expect("known");
         for (ratio, mask, device) in [1, 2, 3, 5, 8, 17].into_iter().flat_map(|ratio| {
             let devices = [device(8, 0), device(8, 6), device(9, 0), device(12, 0)];
             devices.into_iter().flat_map(move |device| [(ratio, Mask::Full, device), (ratio, Mask::Causal, device)])
         }) {
             let shape = Shape { batch: 1, q_len: 3, kv_len: 3, q_heads: ratio, kv_heads: 1, head_dim };
-            let problem = Problem::prefill(dtype, shape).mask(mask).build().expect("legal");
+            let problem = Problem::prefill(dtype, shape).v_head_dim(v_head_dim).mask(mask).build().expect("legal");
             let choice = dispatch(&problem, Alignment::of_strides(&problem), device, Policy::CubinFirst, catalog());
-            assert!(choice.is_ok(), "{:?}", choice.err().map(|error| error.to_string()));
+            // Where a kernel of these sizes has code, or where it is portable.
+            let has_code = catalog().iter().any(|entry| {
+                let runs = |cubin: &Cubin| (cubin.arch.major, cubin.arch.specific) == (device.major, true);
+                sizes(entry) == sizes_of(&problem) && (entry.ptx.is_some() || entry.cubins.iter().any(runs))
+            });
+            assert!(choice.is_ok() || !has_code, "{:?}", choice.err().map(|error| error.to_string()));
         }
     }
 }

@@ -26,7 +26,7 @@ fn problem_errors_say_what_to_do() {
     says(Error::ExtentOverflow { operand: Operand::K }, "an offset in k does not fit 64 bits; check the strides, which count elements");
     let shape = Shape { batch: 1, q_len: 5, kv_len: 5, q_heads: 2, kv_heads: 2, head_dim: 64 };
     says(
-        Error::OutputOverlapsItself { strides: Strides { batch: 640, seq: 64, head: 64 }, shape },
+        Error::OutputOverlapsItself { strides: Strides { batch: 640, seq: 64, head: 64 }, shape, v_head_dim: 64 },
         "o [1, 5, 2, 64] with strides 640, 64, 64 (batch, sequence, head; elements) may write an element twice; \
          each stride must span everything inside it",
     );

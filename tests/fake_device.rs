@@ -6,14 +6,14 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use attnpack::{
-    Arch, Cubin, DType, Device, Entry, Error, Group, Mask, MaskSupport, Operand, Pointers, Policy, Problem, Ptx, RowStart, Shape, Strides,
-    build_info, jit_stats,
+    Arch, Boxes, Cubin, DType, Device, Entry, Error, Group, Mask, MaskSupport, Operand, Pointers, Policy, Problem, Ptx, RowStart, Schedule,
+    Shape, Strides, TensorBox, build_info, jit_stats,
 };
 
 mod device_kernels;
 mod fake_driver;
 
-use device_kernels::PrefillParams;
+use device_kernels::{PrefillParams, PrefillTmaParams};
 use fake_driver::{Fake, Launch, with_driver};
 
 const SM_90: &[Cubin] = &[Cubin {
@@ -33,6 +33,7 @@ const PACKED: Entry = Entry {
     family: "test",
     dtype: DType::BF16,
     head_dim: 128,
+    v_head_dim: 128,
     group: Group::Packed(4),
     mask: MaskSupport::Causal,
     copy_bytes: 16,
@@ -40,6 +41,7 @@ const PACKED: Entry = Entry {
     block_kv: 64,
     threads: 256,
     shared_bytes: 65_536,
+    schedule: Schedule::Grid,
     models: "",
     cubins: SM_90,
     ptx: None,
@@ -116,6 +118,74 @@ fn a_launch_passes_problem_grid_and_block() {
 /// The last launch and its parameters.
 fn last_launch(fake: &Fake) -> (Launch, PrefillParams) {
     fake.last_launch().expect("a launch")
+}
+
+const BOX: TensorBox = TensorBox { columns: 64, heads: 1, rows: 128, chunks: 2 };
+
+static PERSISTENT: [Entry; 2] = [
+    Entry {
+        name: "persistent",
+        group: Group::Any,
+        schedule: Schedule::Persistent(Boxes { q: BOX, k: TensorBox { rows: 96, ..BOX }, v: BOX, o: TensorBox { rows: 16, ..BOX } }),
+        ..PACKED
+    },
+    Entry { name: "by_address", group: Group::Any, mask: MaskSupport::Any, copy_bytes: 4, ..PACKED },
+];
+
+#[test]
+fn a_persistent_launch_passes_tensor_maps() {
+    with_driver("a_persistent_launch_passes_tensor_maps", "cuda_12_0", |fake| {
+        fake.expect_params::<PrefillTmaParams>();
+        fake.multiprocessors(132);
+        fake.current(0x5000, 7, 0);
+        fake.stream(STREAM, 0x5000);
+        // SAFETY: the fake driver runs no kernel.
+        let device = unsafe { Device::from_current_context().expect("a current context").with_catalog(&PERSISTENT) };
+        let shape = Shape { batch: 3, q_len: 1000, kv_len: 2000, q_heads: 8, kv_heads: 2, head_dim: 128 };
+        let builder = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).scale(2.0).with_lse();
+        let problem = builder.q_strides(Strides::packed_rows(1536, 128, 1000)).k_strides(Strides::head_major(2, 4096, 128)).build();
+        let pointers = Pointers { lse: Some(0x6000_0000), ..POINTERS };
+        let launched = launch(&device, &problem.expect("legal"), pointers, STREAM).expect("launched");
+        assert_eq!((launched.choice.entry.name, launched.grid), ("persistent", [132, 1, 1]), "a block for each multiprocessor");
+
+        let (seen, params): (_, PrefillTmaParams) = fake.last_launch().expect("a launch");
+        assert_eq!(seen.sizes, [132, 1, 1, 256, 1, 1, 65_536]);
+        let (bf16, swizzled) = (9_u64 << 32, 3);
+        let map = |address, extents: [u64; 5], strides: [u64; 4], rows| {
+            let mut words = vec![address, bf16 | swizzled];
+            words.extend(extents.into_iter().chain(strides).chain([64, 1, rows, 2, 1]));
+            words
+        };
+        assert_eq!(params.q.0.to_vec(), map(0x1000_0000, [64, 8, 1000, 2, 3], [256, 3072, 128, 3_072_000], 128));
+        assert_eq!(params.k.0.to_vec(), map(0x2000_0000, [64, 2, 2000, 2, 3], [1_048_576, 256, 128, 2_097_152], 96));
+        assert_eq!(params.v.0.to_vec(), map(0x3000_0000, [64, 2, 2000, 2, 3], [256, 512, 128, 1_024_000], 128));
+        assert_eq!(params.o.0.to_vec(), map(0x4000_0000, [64, 8, 1000, 2, 3], [256, 2048, 128, 2_048_000], 16));
+        assert_eq!((params.lse, params.scale_log2), (0x6000_0000, 2.0 * std::f32::consts::LOG2_E));
+        assert_eq!([params.tiles, params.q_tiles, params.section_heads], [8 * 8 * 3, 8, 24]);
+        assert_eq!([params.heads, params.q_len, params.kv_len], [8, 1000, 2000]);
+    });
+}
+
+/// A map's strides end below 2^40 bytes: beyond them, and where rows do not start on 16 bytes, another kernel serves.
+#[test]
+fn what_no_tensor_map_can_express_gets_another_kernel() {
+    with_driver("what_no_tensor_map_can_express_gets_another_kernel", "cuda_12_4", |fake| {
+        let device = foreign(fake);
+        // SAFETY: the fake driver runs no kernel.
+        let device = unsafe { device.with_catalog(&PERSISTENT) };
+        let builder = Problem::prefill(DType::BF16, SHAPE).mask(Mask::Causal);
+        let chosen = |builder: attnpack::ProblemBuilder| device.supports(&builder.build().expect("legal")).expect("served").entry.name;
+        assert_eq!(chosen(builder), "persistent");
+        assert_eq!(chosen(builder.k_strides(Strides { batch: 0, ..Strides::contiguous(200, 2, 128) })), "persistent");
+        assert_eq!(chosen(builder.k_strides(Strides { batch: 1 << 39, ..Strides::contiguous(200, 2, 128) })), "by_address");
+        assert_eq!(chosen(builder.q_strides(Strides { batch: 1 << 38, ..Strides::contiguous(100, 8, 128) })), "persistent");
+        assert_eq!(chosen(builder.q_strides(Strides::packed_rows(1028, 128, 100))), "by_address", "rows on 8 bytes");
+        // SAFETY: the fake driver runs no kernel.
+        let alone = unsafe { device.with_catalog(&PERSISTENT[..1]) };
+        let far = builder.k_strides(Strides { batch: 1 << 39, ..Strides::contiguous(200, 2, 128) }).build().expect("legal");
+        let refused = Error::TooLarge { what: "a stride in bytes", value: 1 << 40, limit: (1 << 40) - 1 };
+        assert_eq!(alone.supports(&far).map(|choice| choice.entry.name), Err(refused));
+    });
 }
 
 /// The kernels divide by the ratio of heads by multiplying: `head * reciprocal >> 32`.

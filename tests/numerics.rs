@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use attnpack::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use attnpack::cudarc::driver::{CudaSlice, CudaStream};
-use attnpack::{DType, Entry, Group, Mask, Shape, catalog};
+use attnpack::{DType, Entry, Group, Schedule, Shape, catalog};
 
 use reference::cases::Family;
 use reference::distant::{self, Far};
 use reference::fixtures::Activations;
 use reference::gpu::{Resident, Tally, driver_error, examine_all, gpu_or_skip, new_stream, run, tell_skipped};
 use reference::kernels::serves;
-use reference::{Case, Image, Kernel, Kind, Layout, judge, plain, reference as exact};
+use reference::{Case, Image, Kernel, Kind, Layout, judge_with, plain, reference as exact};
 
 /// All kernels that the GPU can run, for one test at a time; `None` without a GPU.
 fn kernels() -> Option<(&'static [Kernel], MutexGuard<'static, ()>)> {
@@ -47,7 +47,7 @@ fn report(failures: Vec<String>) {
 fn check(kernel: &Kernel, image: &Image, what: &str, run: impl FnOnce() -> Result<reference::Output<f32>, String>) -> Option<String> {
     let judged = run().and_then(|output| {
         let expected = image.with_inputs(|inputs| (exact(&image.problem, inputs), plain(&image.problem, inputs)));
-        judge(&image.problem, &output, &expected.0, &expected.1).check()
+        judge_with(kernel.lse_tolerance(), &image.problem, &output, &expected.0, &expected.1).check()
     });
     judged.err().map(|reason| format!("{}\n    {what}\n    {reason}", kernel.label()))
 }
@@ -111,18 +111,19 @@ fn every_kernel_reaches_beyond_32_bits() {
 }
 
 fn check_distant(kernel: &Kernel, buffer: &mut CudaSlice<u8>, stream: &Arc<CudaStream>) -> Vec<String> {
-    let Entry { dtype, head_dim, group, .. } = *kernel.entry;
-    let image = distant::case(dtype, head_dim, if let Group::Packed(group) = group { group } else { 3 }).image().expect("legal");
+    let group = if let Group::Packed(group) = kernel.entry.group { group } else { 3 };
+    let image = distant::case(kernel.entry, group, kernel.mask()).image().expect("legal");
     let check_one = |far| check(kernel, &image, &format!("{far:?} far apart"), || distant::run(kernel, &image, far, buffer, stream));
     [Far::Batch, Far::Token, Far::Head].into_iter().filter_map(check_one).collect()
 }
 
-/// A case of several tiles and many blocks for a kernel.
+/// A case of several tiles and many blocks for a kernel; where blocks stay and claim tiles, of several tiles for each.
 fn busy_image(kernel: &Kernel) -> Image {
-    let Entry { dtype, head_dim, group, .. } = *kernel.entry;
+    let Entry { dtype, head_dim, v_head_dim, group, schedule, .. } = *kernel.entry;
     let group = if let Group::Packed(group) = group { group } else { 3 };
-    let shape = Shape { batch: 2, q_len: 200, kv_len: 300, q_heads: 2 * group, kv_heads: 2, head_dim };
-    let case = Case { dtype, shape, mask: Mask::Causal, scale: None, kind: Kind::Normal, layout: Layout::PackedRows };
+    let [q_len, kv_len, kv_heads] = if schedule == Schedule::Grid { [200, 300, 2] } else { [1500, 1700, 6] };
+    let shape = Shape { batch: 2, q_len, kv_len, q_heads: kv_heads * group, kv_heads, head_dim };
+    let case = Case { dtype, shape, v_head_dim, mask: kernel.mask(), scale: None, kind: Kind::Normal, layout: Layout::PackedRows };
     case.image().expect("legal")
 }
 

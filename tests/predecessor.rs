@@ -153,7 +153,7 @@ impl Matrices {
         let tensor = |matrix, column: usize, operand| {
             let elements: &[f32] = matrix;
             let strides = part.problem.strides(operand).expect("strided");
-            Tensor { elements: &elements[column..], strides, head_dim }
+            Tensor { elements: &elements[column..], strides, row_elems: head_dim }
         };
         let q = tensor(&self.q, part.q_column, attnpack::Operand::Q);
         let [k, v] = [&self.k, &self.v].map(|matrix| tensor(matrix, part.kv_column, attnpack::Operand::K));

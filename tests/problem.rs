@@ -148,7 +148,7 @@ fn o_does_not_overlap_itself() {
         Strides { batch: 64, seq: 64, head: 64 },
     ];
     for strides in bad {
-        assert_eq!(with_o(strides), Err(Error::OutputOverlapsItself { strides, shape: SHAPE }), "{strides:?}");
+        assert_eq!(with_o(strides), Err(Error::OutputOverlapsItself { strides, shape: SHAPE, v_head_dim: SHAPE.head_dim }), "{strides:?}");
     }
 }
 

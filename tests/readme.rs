@@ -7,7 +7,7 @@ use std::fs;
 
 use attnpack::{Alignment, Capability, DType, Mask, Policy, Problem, Shape, dispatch};
 use build_support::empty_folder;
-use build_support::script::build::manifest::{self, Arch, Contract, Group, Variant};
+use build_support::script::build::manifest::{self, Arch, Contract, Group, Mask as MaskKind, Variant};
 use build_support::script::build::{search, settings};
 
 const README: &str = include_str!("../README.md");
@@ -205,31 +205,43 @@ fn all_variants(folder: &str) -> Vec<Variant> {
 ///
 /// A row claims its full product: every ratio, mask, alignment and architecture together.
 fn support_table(variants: &[Variant]) -> String {
-    let mut rows: BTreeMap<(u32, Vec<Arch>), Vec<&str>> = BTreeMap::new();
+    // Element types by head_dims, architectures and alignments.
+    type Row = ([u32; 2], Vec<Arch>, Vec<u32>);
+    let mut rows: BTreeMap<Row, Vec<&str>> = BTreeMap::new();
     for dtype in ["f16", "bf16", "f32"] {
-        let head_dims: BTreeSet<_> = variants.iter().filter(|v| v.dtype == dtype).map(|v| v.head_dim).collect();
+        let sizes = |v: &Variant| [v.head_dim, v.v_head_dim];
+        let head_dims: BTreeSet<_> = variants.iter().filter(|v| v.dtype == dtype).map(sizes).collect();
         for head_dim in head_dims {
-            let of_row: Vec<_> = variants.iter().filter(|v| v.dtype == dtype && v.head_dim == head_dim).collect();
+            let of_row: Vec<_> = variants.iter().filter(|v| v.dtype == dtype && sizes(v) == head_dim).collect();
             let archs: BTreeSet<_> = of_row.iter().flat_map(|v| &v.archs).map(|arch| arch.feature()).collect();
-            for (arch, copy_bytes) in archs.iter().flat_map(|arch| [(arch, 16), (arch, 4)]) {
-                let serves = |v: &&&Variant| v.archs.iter().any(|a| a.feature() == *arch) && v.copy_bytes == copy_bytes;
-                let serves_all = |v: &&Variant| v.group == Group::Any && !v.causal_only;
-                let served = of_row.iter().filter(serves).copied().any(|v| serves_all(&v));
+            let alignments: BTreeSet<_> = of_row.iter().map(|v| v.copy_bytes).collect();
+            for (arch, copy_bytes) in archs.iter().flat_map(|arch| alignments.iter().map(move |bytes| (arch, *bytes))) {
+                // Kernels that copy by 4 bytes serve rows on 16, too.
+                let serves = |v: &&&Variant| v.archs.iter().any(|a| a.feature() == *arch) && v.copy_bytes <= copy_bytes;
+                let served = [MaskKind::Causal, MaskKind::Full].into_iter().all(|mask| {
+                    let mut serving = of_row.iter().filter(serves);
+                    serving.any(|v| v.group == Group::Any && (v.mask == mask || v.mask == MaskKind::Any))
+                });
                 assert!(
                     served,
-                    "{dtype}, head_dim {head_dim}, {arch}: not every ratio and mask for rows on {copy_bytes} bytes; rewrite the table"
+                    "{dtype}, head_dim {head_dim:?}, {arch}: not every ratio and mask for rows on {copy_bytes} bytes; rewrite the table"
                 );
             }
-            assert!(of_row.iter().any(|v| v.portable), "{dtype}, head_dim {head_dim} has no portable PTX; rewrite the table");
-            rows.entry((head_dim, archs.into_iter().collect())).or_default().push(dtype);
+            // README: what is for Hopper only has no PTX for other GPUs.
+            let portable = of_row.iter().any(|v| v.portable);
+            assert_eq!(portable, archs.len() > 1, "{dtype}, head_dim {head_dim:?}: portable PTX; rewrite the README");
+            let alignments = alignments.into_iter().rev().collect();
+            rows.entry((head_dim, archs.into_iter().collect(), alignments)).or_default().push(dtype);
         }
     }
     let mut text = String::from(
         "| head_dim | element types | query heads per KV head | masks | rows start on | machine code for |\n|---|---|---|---|---|---|\n",
     );
-    for ((head_dim, archs), dtypes) in rows {
+    for (([head_dim, v_head_dim], archs, alignments), dtypes) in rows {
+        let head_dim = if head_dim == v_head_dim { head_dim.to_string() } else { format!("{head_dim}, of v and o {v_head_dim}") };
         let archs = archs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        text.push_str(&format!("| {head_dim} | {} | any | full, causal | 16 bytes, or 4 | {archs} |\n", dtypes.join(", ")));
+        let starts = if alignments == [16, 4] { "16 bytes, or 4" } else { "16 bytes" };
+        text.push_str(&format!("| {head_dim} | {} | any | full, causal | {starts} | {archs} |\n", dtypes.join(", ")));
     }
     text
 }
@@ -239,7 +251,7 @@ fn packed_table(variants: &[Variant]) -> String {
     let mut rows: BTreeMap<(u32, u32), (BTreeSet<&str>, &str)> = BTreeMap::new();
     for variant in variants {
         if let Group::Packed(ratio) = variant.group {
-            assert!(variant.causal_only, "{}: the table says that packed kernels are causal; rewrite it", variant.name);
+            assert!(variant.mask == MaskKind::Causal, "{}: the table says that packed kernels are causal; rewrite it", variant.name);
             let row = rows.entry((variant.head_dim, ratio)).or_default();
             row.0.insert(&variant.dtype);
             row.1 = &variant.models;

@@ -50,7 +50,7 @@ class Params(_Sized):
 
     _fields_ = _fields(
         (c_size_t, "struct_size"), (c_uint32, "dtype mask batch q_len kv_len q_heads kv_heads head_dim"), (c_float, "scale"),
-        (c_uint32, "reserved"), (c_void_p, "q k v o lse"), (Strides, "q_strides k_strides v_strides o_strides"))
+        (c_uint32, "v_head_dim"), (c_void_p, "q k v o lse"), (Strides, "q_strides k_strides v_strides o_strides"))
 
 
 class Capability(_Sized):
@@ -61,7 +61,7 @@ class Capability(_Sized):
 class KernelInfo(_Sized):
     _fields_ = _fields(
         (c_size_t, "struct_size"), (c_char_p, "name family models cubins"),
-        (c_uint32, "dtype head_dim group masks row_alignment block_q block_kv threads shared_bytes has_ptx"))
+        (c_uint32, "dtype head_dim v_head_dim group masks row_alignment block_q block_kv threads shared_bytes has_ptx reserved"))
 
 
 def _load():
@@ -145,18 +145,19 @@ def _problem(q, k, v, out, causal, scale):
     dtypes, shapes, _ = zip(*tensors.values())
     if len(set(dtypes)) > 1 or str(dtypes[0]) not in DTYPES:
         raise ValueError(f"q, k, v, out are {', '.join(map(str, dtypes))}; all must be float16, float32, PyTorch's bfloat16")
-    (batch, q_len, q_heads, head_dim), (_, kv_len, kv_heads, _) = shapes[:2]
-    if shapes[2] != shapes[1] or shapes[3] != shapes[0] or shapes[1][::3] != (batch, head_dim):
+    (batch, q_len, q_heads, head_dim), (_, kv_len, kv_heads, _), (*_, v_head_dim) = shapes[:3]
+    if shapes[2][:3] != shapes[1][:3] or shapes[3] != (*shapes[0][:3], v_head_dim) or shapes[1][::3] != (batch, head_dim):
         sizes = ", ".join(f"{name} {list(shape)}" for name, shape in zip(tensors, shapes))
-        raise ValueError(f"the shapes are {sizes}; v must be like k, out like q, and batch and head_dim the same in all")
+        raise ValueError(f"the shapes are {sizes}; v must be like k and out like q, with a head_dim "
+                         "that may be another one, and batch and head_dim of q and k the same")
     if scale is not None and not 0 < c_float(scale).value < math.inf:
         raise ValueError(f"scale is {scale}; it must be positive and finite in float32, or None for 1 / sqrt(head_dim)")
     # The stride of a dimension of size 1 means nothing; frameworks put anything there.
     q_strides, k_strides, v_strides, o_strides = (
-        Strides(*(stride if size > 1 else head_dim for size, stride in zip(shape[:3], strides)))
+        Strides(*(stride if size > 1 else shape[3] for size, stride in zip(shape[:3], strides)))
         for _, shape, strides in tensors.values())
     return Params(dtype=DTYPES[str(dtypes[0])], mask=CAUSAL if causal else FULL, batch=batch, q_len=q_len, kv_len=kv_len,
-                  q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale or 0.0,
+                  q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, scale=scale or 0.0,
                   q_strides=q_strides, k_strides=k_strides, v_strides=v_strides, o_strides=o_strides)
 
 
@@ -168,8 +169,8 @@ def device(ordinal, _made={}):
 def prefill(q, k, v, *, causal=False, scale=None, out=None, lse=False, stream=None):
     """softmax(scale * Q K^T) V per head, asynchronously on a stream. Returns out, or (out, lse) if lse is asked for.
 
-    q is [batch, q_len, q_heads, head_dim], k and v are [batch, kv_len, kv_heads, head_dim], on one GPU, in float16, bfloat16
-    or float32, with any strides but a contiguous last dimension: PyTorch tensors, or what has __cuda_array_interface__
+    q is [batch, q_len, q_heads, head_dim], k and v are [batch, kv_len, kv_heads, head_dim], where v and out may have a head_dim
+    of their own, on one GPU, in float16, bfloat16 or float32, with any strides but a contiguous last dimension: PyTorch tensors, or what has __cuda_array_interface__
     (no bfloat16 there). Query head h reads KV head h // (q_heads // kv_heads).
 
     causal: query i sees the keys up to i + kv_len - q_len, so that new tokens see all of a cache.
@@ -185,13 +186,15 @@ def prefill(q, k, v, *, causal=False, scale=None, out=None, lse=False, stream=No
     torch = torch if torch is not None and isinstance(q, torch.Tensor) else None
     view = _interface_view if torch is None else _torch_view
     stream = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
-    out, lse = _empty(torch, q) if out is None else out, None if lse is False else lse
-    views = [view("q", q), view("k", k), view("v", v), view("out", out)]
+    lse = None if lse is False else lse
+    views = [view("q", q), view("k", k), view("v", v)]
+    out = _empty(torch, q, (*views[0][1][1][:-1], *views[2][1][1][-1:])) if out is None else out
+    views.append(view("out", out))
     params = Params.from_buffer_copy(_problem(views[0][1], views[1][1], views[2][1], views[3][1], bool(causal), scale))
     params.q, params.k, params.v, params.o = views[0][0], views[1][0], views[2][0], views[3][0]
     if lse is not None:
         expected = (params.batch, params.q_heads, params.q_len)
-        lse = _empty(torch, q, expected) if lse is True else lse
+        lse = _empty(torch, q, expected, "float32") if lse is True else lse
         views.append(view("lse", lse))
         params.lse, (dtype, shape, strides), _ = views[-1]
         if DTYPES.get(str(dtype)) != F32 or tuple(shape) != expected or tuple(strides) != _dense(expected):
@@ -236,13 +239,12 @@ def _dense(shape):
     return tuple(math.prod(shape[i + 1:]) for i in range(len(shape)))
 
 
-def _empty(torch, q, lse_shape=None):
+def _empty(torch, q, shape, dtype=None):
     if torch is not None:
-        layout = torch.contiguous_format
-        return q.new_empty(lse_shape, dtype=torch.float32) if lse_shape else torch.empty_like(q, memory_format=layout)
+        return q.new_empty(shape, dtype=getattr(torch, dtype) if dtype else None)
     if type(q).__module__.split(".")[0] != "cupy":
         raise ValueError(f"q is a {type(q).__name__}; out and lse are allocated for PyTorch and CuPy only, so pass yours")
-    return sys.modules["cupy"].empty(lse_shape or q.shape, "float32" if lse_shape else q.dtype)
+    return sys.modules["cupy"].empty(shape, dtype or q.dtype)
 
 
 def _launch_torch(torch, ordinal, params, stream):

@@ -142,14 +142,14 @@ impl Current {
         if result == 0 { Ok(()) } else { Err(LoadFailure { source: self.driver.error(result), log: String::new() }) }
     }
 
-    /// Starts a kernel whose only parameter is `params`, asynchronously.
+    /// Starts a kernel whose only parameter lies at `params`, asynchronously.
     ///
     /// # Safety
-    /// The function belongs to this context, `params` is what its kernel takes, the addresses in it are valid for
+    /// The function belongs to this context, at `params` is what its kernel takes, the addresses in it are valid for
     /// what the kernel does until it ends, and the stream is alive and belongs to this context.
-    pub(crate) unsafe fn launch<P>(&self, launch: &Launch, stream: Stream, params: &P) -> Result<()> {
+    pub(crate) unsafe fn launch(&self, launch: &Launch, stream: Stream, params: *const c_void) -> Result<()> {
         let [x, y, z] = launch.grid;
-        let mut arguments = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        let mut arguments = [params.cast_mut()];
         // SAFETY: by this function's contract; the driver copies the parameters before it returns.
         let result = unsafe {
             (self.driver.functions.cuLaunchKernel)(

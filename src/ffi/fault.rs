@@ -49,7 +49,7 @@ statuses! {
     OutputOverlapsItself = 26, c"two rows of o share an element";
 
     UnsupportedDtype = 40, c"no kernel for the element type";
-    UnsupportedHeadDim = 41, c"no kernel for head_dim";
+    UnsupportedHeadDim = 41, c"no kernel for head_dim, or for v_head_dim with it";
     UnsupportedMask = 42, c"no kernel for the mask";
     UnsupportedGroup = 43, c"no kernel for the ratio of query heads to KV heads";
     UnsupportedDevice = 44, c"no code that this GPU can run";
@@ -168,7 +168,7 @@ fn status(error: &Error) -> Status {
         Error::ExtentOverflow { .. } => Status::ExtentOverflow,
         Error::OutputOverlapsItself { .. } => Status::OutputOverlapsItself,
         Error::UnsupportedDType { .. } => Status::UnsupportedDtype,
-        Error::UnsupportedHeadDim { .. } => Status::UnsupportedHeadDim,
+        Error::UnsupportedHeadDim { .. } | Error::UnsupportedVHeadDim { .. } => Status::UnsupportedHeadDim,
         Error::UnsupportedMask { .. } => Status::UnsupportedMask,
         Error::UnsupportedGroup { .. } => Status::UnsupportedGroup,
         Error::Misaligned { .. } => Status::Misaligned,

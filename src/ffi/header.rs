@@ -127,12 +127,12 @@ fn rust_structs() -> Side {
         CapabilityInfo { struct_size, ordinal, major, minor, shared_optin_bytes, multiprocessors, reserved }
         TensorStrides { batch, seq, head }
         PrefillParams {
-            struct_size, dtype, mask, batch, q_len, kv_len, q_heads, kv_heads, head_dim, scale, reserved, q, k, v, o, lse,
+            struct_size, dtype, mask, batch, q_len, kv_len, q_heads, kv_heads, head_dim, scale, v_head_dim, q, k, v, o, lse,
             q_strides, k_strides, v_strides, o_strides
         }
         KernelInfo {
-            struct_size, name, family, models, cubins, dtype, head_dim, group, masks, row_alignment, block_q, block_kv,
-            threads, shared_bytes, has_ptx
+            struct_size, name, family, models, cubins, dtype, head_dim, v_head_dim, group, masks, row_alignment, block_q, block_kv,
+            threads, shared_bytes, has_ptx, reserved
         }
     }
 }
@@ -318,8 +318,8 @@ fn every_export_is_compared() {
 #[test]
 fn structs_have_not_shrunk() {
     use super::structs::Versioned;
-    assert_eq!([PrefillParams::FIRST_BYTES, KernelInfo::FIRST_BYTES, CapabilityInfo::FIRST_BYTES], [184, 80, 32]);
-    assert!(size_of::<PrefillParams>() >= 184 && size_of::<KernelInfo>() >= 80 && size_of::<CapabilityInfo>() >= 32);
+    assert_eq!([PrefillParams::FIRST_BYTES, KernelInfo::FIRST_BYTES, CapabilityInfo::FIRST_BYTES], [184, 88, 32]);
+    assert!(size_of::<PrefillParams>() >= 184 && size_of::<KernelInfo>() >= 88 && size_of::<CapabilityInfo>() >= 32);
 }
 
 #[test]

@@ -19,6 +19,7 @@ pub struct KernelInfo {
     pub(super) cubins: *const c_char,
     pub(super) dtype: u32,
     pub(super) head_dim: u32,
+    pub(super) v_head_dim: u32,
     pub(super) group: u32,
     pub(super) masks: u32,
     pub(super) row_alignment: u32,
@@ -27,12 +28,13 @@ pub struct KernelInfo {
     pub(super) threads: u32,
     pub(super) shared_bytes: u32,
     pub(super) has_ptx: u32,
+    pub(super) reserved: u32,
 }
 
 // SAFETY: numbers and addresses only, and `struct_size` comes first.
 unsafe impl Versioned for KernelInfo {
     const NAME: &'static str = "attnpack_kernel_info";
-    const FIRST_BYTES: usize = 80;
+    const FIRST_BYTES: usize = 88;
 }
 
 /// An entry of the catalogue with its strings.
@@ -52,7 +54,7 @@ impl Kernel {
 
     /// What is told of it. The strings live until the process ends.
     pub(super) fn info(&'static self, struct_size: usize) -> KernelInfo {
-        let Entry { dtype, head_dim, group, mask, copy_bytes, block_q, block_kv, threads, shared_bytes, .. } = *self.entry;
+        let Entry { dtype, head_dim, v_head_dim, group, mask, copy_bytes, block_q, block_kv, threads, shared_bytes, .. } = *self.entry;
         KernelInfo {
             struct_size,
             name: self.name.as_ptr(),
@@ -61,12 +63,14 @@ impl Kernel {
             cubins: self.cubins.as_ptr(),
             dtype: DTYPES.number(dtype),
             head_dim,
+            v_head_dim,
             group: match group {
                 Group::Packed(ratio) => ratio,
                 Group::Any => 0,
             },
             masks: match mask {
                 MaskSupport::Causal => 1 << MASKS.number(Mask::Causal),
+                MaskSupport::Full => 1 << MASKS.number(Mask::Full),
                 MaskSupport::Any => MASKS.all.iter().map(|(number, ..)| 1 << number).sum(),
             },
             row_alignment: copy_bytes,
@@ -75,6 +79,7 @@ impl Kernel {
             threads,
             shared_bytes,
             has_ptx: u32::from(self.entry.ptx.is_some()),
+            reserved: 0,
         }
     }
 }

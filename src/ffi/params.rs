@@ -33,7 +33,7 @@ pub struct PrefillParams {
     pub(super) kv_heads: u32,
     pub(super) head_dim: u32,
     pub(super) scale: f32,
-    pub(super) reserved: u32,
+    pub(super) v_head_dim: u32,
     pub(super) q: *const c_void,
     pub(super) k: *const c_void,
     pub(super) v: *const c_void,
@@ -70,13 +70,13 @@ impl Request {
 
 impl PrefillParams {
     fn translate(&self) -> Result<Request, Fault> {
-        if self.reserved != 0 {
-            return Err(Fault::unknown_field(Self::NAME, std::mem::offset_of!(Self, reserved)));
-        }
         let dtype = DTYPES.of(self.dtype)?;
         let mask = MASKS.of(self.mask)?;
         let PrefillParams { batch, q_len, kv_len, q_heads, kv_heads, head_dim, .. } = *self;
         let mut problem = Problem::prefill(dtype, Shape { batch, q_len, kv_len, q_heads, kv_heads, head_dim }).mask(mask);
+        if self.v_head_dim != 0 {
+            problem = problem.v_head_dim(self.v_head_dim);
+        }
         if self.scale != 0.0 {
             problem = problem.scale(self.scale);
         }

@@ -77,7 +77,7 @@ fn a_manifest_that_is_not_understood_is_refused() {
         ("head_dim=128\t", "", "the field 'head_dim' is missing"),
         ("head_dim=128", "head_dim=many", "head_dim=many is not a number"),
         ("head_dim=128", "head_dim=128\thead_dim=64", "head_dim appears twice"),
-        ("mask=causal", "mask=sliding", "mask=sliding: expected any or causal"),
+        ("mask=causal", "mask=sliding", "mask=sliding: expected causal, full or any"),
         ("target=sm_80", "target=gfx90a", "'gfx90a' is no architecture"),
         ("name=portable_sm80", "name=../../etc", "name=../../etc is not a lower-case name"),
         ("name=portable_sm80", "name=other", "other.ptx cannot be read"),

@@ -57,7 +57,7 @@ static void parameters(const attnpack_device *device) {
     REFUSED(p.struct_size = 0, ATTNPACK_ERROR_STRUCT_SIZE, "struct_size is 0");
     REFUSED(p.struct_size = sizeof p - 1, ATTNPACK_ERROR_STRUCT_SIZE, "sizeof(attnpack_prefill_params), here 184");
     REFUSED(p.struct_size = SIZE_MAX, ATTNPACK_ERROR_STRUCT_SIZE, "no version of attnpack_prefill_params");
-    REFUSED(p.reserved = 1, ATTNPACK_ERROR_UNKNOWN_FIELD, "byte 44 of attnpack_prefill_params is not 0");
+    REFUSED(p.v_head_dim = 72, ATTNPACK_ERROR_UNSUPPORTED_HEAD_DIM, "head_dim 128 with values of 72");
     REFUSED(p.dtype = 0, ATTNPACK_ERROR_ENUM_VALUE, "0 is no attnpack_dtype; there are 1 (F16), 2 (BF16), 3 (F32)");
     REFUSED(p.dtype = 4, ATTNPACK_ERROR_ENUM_VALUE, "4 is no attnpack_dtype");
     REFUSED(p.mask = 2, ATTNPACK_ERROR_ENUM_VALUE, "2 is no attnpack_mask; there are 0 (FULL), 1 (CAUSAL)");
@@ -77,7 +77,7 @@ static void parameters(const attnpack_device *device) {
     REFUSED(p.k_strides.head = INT64_MIN, ATTNPACK_ERROR_NEGATIVE_STRIDE, "the head stride of k");
     REFUSED(p.v_strides.batch = INT64_MAX, ATTNPACK_ERROR_EXTENT_OVERFLOW, "an offset in v does not fit 64 bits");
     REFUSED(p.o_strides.seq = 64, ATTNPACK_ERROR_OUTPUT_OVERLAPS_ITSELF, "may write an element twice");
-    REFUSED(p.head_dim = 72, ATTNPACK_ERROR_UNSUPPORTED_HEAD_DIM, "pad to 128");
+    REFUSED(p.head_dim = 72, ATTNPACK_ERROR_UNSUPPORTED_HEAD_DIM, "no kernel for head_dim 72 in bf16 on sm_90");
     REFUSED(p.q = NULL, ATTNPACK_ERROR_NULL_TENSOR, "the address of q is 0");
     REFUSED(p.k = NULL, ATTNPACK_ERROR_NULL_TENSOR, "the address of k is 0");
     REFUSED(p.v = NULL, ATTNPACK_ERROR_NULL_TENSOR, "the address of v is 0");

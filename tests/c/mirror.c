@@ -2,7 +2,9 @@
  * Asks the library many things and prints what it answers and what the driver was told; tests/c_host.rs asks the same
  * in Rust and compares the texts. Runs with the tests' fake driver.
  *
- *     mirror PARAMS_BYTES
+ *     mirror GRID_BYTES MAPS_BYTES
+ *
+ * The bytes of the parameters of kernels that have a block for each tile, and of those that take tensor maps.
  */
 #include <attnpack.h>
 
@@ -28,6 +30,17 @@ static unsigned calls(const char *name) {
     return fake_calls(name);
 }
 
+static size_t grid_bytes, maps_bytes;
+
+/* Tells the driver how many bytes of parameters the next launch passes. */
+static size_t expect_params(const char *family) {
+    void (*fake_params_bytes)(size_t) = NULL;
+    const size_t bytes = strcmp(family, "prefill_wgmma") == 0 ? maps_bytes : grid_bytes;
+    *(void **)&fake_params_bytes = dlsym(library, "fake_params_bytes");
+    fake_params_bytes(bytes);
+    return bytes;
+}
+
 static void print_launch(size_t params_bytes) {
     unsigned char (*fake_last_launch)(fake_launch *, unsigned char *) = NULL;
     static unsigned char params[4096];
@@ -45,13 +58,15 @@ static void print_launch(size_t params_bytes) {
     printf("\n");
 }
 
-static void print_kernel(size_t number, uint32_t code) {
+/* Returns the bytes of its parameters. */
+static size_t print_kernel(size_t number, uint32_t code) {
     attnpack_kernel_info k;
     k.struct_size = sizeof k;
-    if (attnpack_kernel_at(number, &k) != ATTNPACK_OK) return;
-    printf("kernel %s; %s; %s; %s; %u %u %u %u %u %u %u %u %u %u; code %u\n", k.name, k.family, k.models, k.cubins, (unsigned)k.dtype,
-           (unsigned)k.head_dim, (unsigned)k.group, (unsigned)k.masks, (unsigned)k.row_alignment, (unsigned)k.block_q,
+    if (attnpack_kernel_at(number, &k) != ATTNPACK_OK) return 0;
+    printf("kernel %s; %s; %s; %s; %u %u %u %u %u %u %u %u %u %u %u; code %u\n", k.name, k.family, k.models, k.cubins, (unsigned)k.dtype,
+           (unsigned)k.head_dim, (unsigned)k.v_head_dim, (unsigned)k.group, (unsigned)k.masks, (unsigned)k.row_alignment, (unsigned)k.block_q,
            (unsigned)k.block_kv, (unsigned)k.threads, (unsigned)k.shared_bytes, (unsigned)k.has_ptx, (unsigned)code);
+    return expect_params(k.family);
 }
 
 static attnpack_strides strides(int64_t batch, int64_t seq, int64_t head) {
@@ -62,10 +77,10 @@ static attnpack_strides strides(int64_t batch, int64_t seq, int64_t head) {
     return s;
 }
 
-static void ask(const attnpack_device *device, uint32_t dtype, uint32_t mask, uint32_t shift, size_t params_bytes) {
+static void ask(const attnpack_device *device, uint32_t dtype, uint32_t mask, uint32_t shift) {
     attnpack_prefill_params p;
     attnpack_status status;
-    size_t kernel = 0;
+    size_t kernel = 0, params_bytes;
     uint32_t code = 0;
     unsigned before;
 
@@ -96,7 +111,7 @@ static void ask(const attnpack_device *device, uint32_t dtype, uint32_t mask, ui
         printf("%s\n", attnpack_last_error());
         return;
     }
-    print_kernel(kernel, code);
+    params_bytes = print_kernel(kernel, code);
     before = calls("cuModuleLoadDataEx");
     status = attnpack_warm_up(device, &p);
     printf("warm up %u, loads %u\n", (unsigned)status, calls("cuModuleLoadDataEx") - before);
@@ -109,20 +124,18 @@ static void ask(const attnpack_device *device, uint32_t dtype, uint32_t mask, ui
 int main(int argc, char **argv) {
     void (*fake_current)(size_t, uint64_t, int) = NULL;
     void (*fake_stream)(size_t, size_t) = NULL;
-    void (*fake_params_bytes)(size_t) = NULL;
-    const size_t params_bytes = argc > 1 ? (size_t)strtoul(argv[1], NULL, 10) : 0;
     attnpack_device *device = NULL;
     attnpack_capability has;
     uint32_t dtype, mask, shift;
 
     library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (library == NULL) return 1;
+    if (library == NULL || argc != 3) return 1;
+    grid_bytes = (size_t)strtoul(argv[1], NULL, 10);
+    maps_bytes = (size_t)strtoul(argv[2], NULL, 10);
     *(void **)&fake_current = dlsym(library, "fake_current");
     *(void **)&fake_stream = dlsym(library, "fake_stream");
-    *(void **)&fake_params_bytes = dlsym(library, "fake_params_bytes");
     fake_current(0x5000, 7, 1);
     fake_stream(STREAM, 0x5000);
-    fake_params_bytes(params_bytes);
 
     if (attnpack_device_create(ATTNPACK_POLICY_CUBIN_FIRST, &device) != ATTNPACK_OK) return 1;
     has.struct_size = sizeof has;
@@ -131,7 +144,7 @@ int main(int argc, char **argv) {
            (unsigned)has.shared_optin_bytes, (unsigned)has.multiprocessors);
     for (dtype = ATTNPACK_DTYPE_F16; dtype <= ATTNPACK_DTYPE_F32; dtype++) {
         for (mask = ATTNPACK_MASK_FULL; mask <= ATTNPACK_MASK_CAUSAL; mask++) {
-            for (shift = 0; shift <= 4; shift += 2) ask(device, dtype, mask, shift, params_bytes);
+            for (shift = 0; shift <= 4; shift += 2) ask(device, dtype, mask, shift);
         }
     }
     attnpack_device_destroy(device);

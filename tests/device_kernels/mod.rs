@@ -4,7 +4,7 @@
 
 use std::mem::offset_of;
 
-use attnpack::{Arch, DType, Entry, Group, MaskSupport, Ptx};
+use attnpack::{Arch, DType, Entry, Group, MaskSupport, Ptx, Schedule};
 
 include!(concat!(env!("OUT_DIR"), "/params.rs"));
 
@@ -37,6 +37,7 @@ pub fn echo() -> Entry {
         family: "test",
         dtype: DType::F32,
         head_dim: 64,
+        v_head_dim: 64,
         group: Group::Any,
         mask: MaskSupport::Any,
         copy_bytes: 4,
@@ -45,6 +46,7 @@ pub fn echo() -> Entry {
         threads: 32,
         // More than a block gets without asking.
         shared_bytes: 64 << 10,
+        schedule: Schedule::Grid,
         models: "",
         cubins: &[],
         ptx: ptx(echo_text()),

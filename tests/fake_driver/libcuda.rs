@@ -26,6 +26,7 @@ struct State {
     current: Vec<usize>,
     streams: BTreeMap<usize, usize>,
     capturing: bool,
+    multiprocessors: i32,
     /// Compute capability; 0 stands for 9.0.
     major: i32,
     minor: i32,
@@ -119,7 +120,8 @@ driver! {
     fn cuDeviceGet(device: *mut c_int, ordinal: c_int) |s| { unsafe { *device = ordinal } }
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) |s| {
         // With 227 KB of shared memory.
-        unsafe { *value = match attribute { 75 => if s.major == 0 { 9 } else { s.major }, 76 => s.minor, 97 => 227 << 10, _ => 0 } }
+        let (multiprocessors, major, minor) = (s.multiprocessors, if s.major == 0 { 9 } else { s.major }, s.minor);
+        unsafe { *value = match attribute { 16 => multiprocessors, 75 => major, 76 => minor, 97 => 227 << 10, _ => 0 } }
     }
     fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) |s| {
         let address = 0x9000 + device as usize;
@@ -180,6 +182,44 @@ driver! {
     fn cuEventDestroy_v2(event: usize) |s| {}
     fn cuMemFree_v2(address: u64) |s| {}
     fn cuStreamSynchronize(stream: usize) |s| {}
+}
+
+/// The fake map has what it was made from, so that a test can look at it: the address; element type and swizzle; extents;
+/// strides; the box.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuTensorMapEncodeTiled(
+    map: *mut [u64; 16],
+    element: c_uint,
+    rank: c_uint,
+    address: u64,
+    extents: *const [u64; 5],
+    strides: *const [u64; 4],
+    copied: *const [u32; 5],
+    element_strides: *const [u32; 5],
+    interleave: c_uint,
+    swizzle: c_uint,
+    _promotion: c_uint,
+    fill: c_uint,
+) -> u32 {
+    if let Err(code) = call("cuTensorMapEncodeTiled") {
+        return code;
+    }
+    let (extents, strides, copied) = unsafe { (*extents, *strides, *copied) };
+    let is_plain = rank == 5 && unsafe { *element_strides } == [1; 5] && interleave == 0 && fill == 0;
+    let is_legal = address % 16 == 0 && strides.iter().all(|stride| stride % 16 == 0 && *stride < 1 << 40);
+    if !is_plain || !is_legal || map.addr() % 64 != 0 || copied.iter().any(|size| !(1..=256).contains(size)) {
+        return 1;
+    }
+    let mut words = [0; 16];
+    words[0] = address;
+    words[1] = u64::from(element) << 32 | u64::from(swizzle);
+    words[2..7].copy_from_slice(&extents);
+    words[7..11].copy_from_slice(&strides);
+    for (word, size) in words[11..].iter_mut().zip(copied) {
+        *word = size.into();
+    }
+    unsafe { *map = words };
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -256,6 +296,12 @@ pub extern "C" fn fake_current(address: usize, id: u64, device: c_int) {
     let mut s = state();
     s.current = if id == 0 { Vec::new() } else { vec![address] };
     s.contexts.insert(address, FakeContext { id, device });
+}
+
+/// Gives the GPUs multiprocessors; they have none before.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_multiprocessors(count: c_int) {
+    state().multiprocessors = count;
 }
 
 /// Gives the GPUs another compute capability than 9.0.

@@ -126,6 +126,11 @@ impl Fake {
         address
     }
 
+    /// Gives the GPUs multiprocessors; they have none before.
+    pub fn multiprocessors(&self, count: i32) {
+        self.get::<extern "C" fn(i32)>("fake_multiprocessors")(count)
+    }
+
     /// Declares a stream of a context.
     pub fn stream(&self, stream: usize, context: usize) {
         self.get::<extern "C" fn(usize, usize)>("fake_stream")(stream, context)

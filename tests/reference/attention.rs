@@ -14,14 +14,14 @@ pub struct Tensor<'a> {
     /// In elements.
     pub strides: Strides,
     /// Length of a row.
-    pub head_dim: usize,
+    pub row_elems: usize,
 }
 
 impl<'a> Tensor<'a> {
     fn row(&self, batch: usize, token: usize, head: usize) -> &'a [f32] {
         let Strides { batch: batches, seq, head: heads } = self.strides;
         let start = batch as u64 * batches + token as u64 * seq + head as u64 * heads;
-        &self.elements[start as usize..][..self.head_dim]
+        &self.elements[start as usize..][..self.row_elems]
     }
 }
 
@@ -128,10 +128,10 @@ impl Row {
 
 /// Computes each row of the output, on all cores.
 fn each_row<T: Clone + Default + Send>(problem: &Problem, compute: impl Fn(Row, &mut [T], &mut T) + Sync) -> Output<T> {
-    let Shape { batch, q_len, q_heads, head_dim, .. } = *problem.shape();
+    let (Shape { batch, q_len, q_heads, .. }, v_head_dim) = (*problem.shape(), problem.v_head_dim() as usize);
     let rows = batch as usize * q_heads as usize * q_len as usize;
-    let mut output = Output { o: vec![T::default(); rows * head_dim as usize], lse: vec![T::default(); rows] };
-    let left = Mutex::new(output.o.chunks_mut(head_dim as usize).zip(&mut output.lse).enumerate());
+    let mut output = Output { o: vec![T::default(); rows * v_head_dim], lse: vec![T::default(); rows] };
+    let left = Mutex::new(output.o.chunks_mut(v_head_dim).zip(&mut output.lse).enumerate());
     let work = || {
         loop {
             let next = left.lock().unwrap_or_else(PoisonError::into_inner).next();

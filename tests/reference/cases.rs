@@ -16,6 +16,8 @@ pub struct Case {
     pub dtype: DType,
     /// Sizes.
     pub shape: Shape,
+    /// Elements of a head of v and o.
+    pub v_head_dim: u32,
     /// Which keys a query sees.
     pub mask: Mask,
     /// Factor of the scores; `None`: the default.
@@ -29,7 +31,11 @@ pub struct Case {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shape { batch, q_len, kv_len, q_heads, kv_heads, head_dim } = self.shape;
-        write!(f, "{} b={batch} q={q_len} kv={kv_len} h={q_heads}/{kv_heads} d={head_dim} {} mask, ", self.dtype, self.mask)?;
+        write!(
+            f,
+            "{} b={batch} q={q_len} kv={kv_len} h={q_heads}/{kv_heads} d={head_dim}/{} {} mask, ",
+            self.dtype, self.v_head_dim, self.mask
+        )?;
         write!(f, "{:?} data, {:?} layout", self.kind, self.layout)?;
         self.scale.map_or(Ok(()), |scale| write!(f, ", scale {scale}"))
     }
@@ -39,7 +45,7 @@ impl Case {
     /// The problem, at some strides.
     pub fn builder(&self, placement: &Placement) -> ProblemBuilder {
         let [q, k, v, o] = placement.tensors.map(|place| place.strides);
-        let builder = Problem::prefill(self.dtype, self.shape).mask(self.mask);
+        let builder = Problem::prefill(self.dtype, self.shape).v_head_dim(self.v_head_dim).mask(self.mask);
         let builder = self.scale.map_or(builder, |scale| builder.scale(scale));
         builder.q_strides(q).k_strides(k).v_strides(v).o_strides(o)
     }
@@ -60,7 +66,8 @@ impl Case {
 #[derive(Clone, Debug)]
 pub struct Family {
     dtype: DType,
-    head_dim: u32,
+    /// Elements of a head: of q and k, and of v and o.
+    head_dims: [u32; 2],
     group: u32,
     /// Query tokens of a tile.
     token_tiles: BTreeSet<u32>,
@@ -80,25 +87,26 @@ impl Family {
         for entry in entries {
             let groups = if let Group::Packed(group) = entry.group { vec![group] } else { RATIOS.to_vec() };
             for group in groups {
-                let same = |family: &Family| (family.dtype, family.head_dim, family.group) == (entry.dtype, entry.head_dim, group);
+                let head_dims = [entry.head_dim, entry.v_head_dim];
+                let same = |family: &Family| (family.dtype, family.head_dims, family.group) == (entry.dtype, head_dims, group);
                 if !families.iter().any(same) {
-                    families.push(Family::new(entries, entry.dtype, entry.head_dim, group));
+                    families.push(Family::new(entries, entry.dtype, head_dims, group));
                 }
             }
         }
         families
     }
 
-    fn new(entries: &[&Entry], dtype: DType, head_dim: u32, group: u32) -> Self {
+    fn new(entries: &[&Entry], dtype: DType, head_dims: [u32; 2], group: u32) -> Self {
         let serves = |entry: &&&Entry| {
             let ratio_fits = entry.group == Group::Any || entry.group == Group::Packed(group);
-            entry.dtype == dtype && entry.head_dim == head_dim && ratio_fits
+            entry.dtype == dtype && [entry.head_dim, entry.v_head_dim] == head_dims && ratio_fits
         };
         let serving = || entries.iter().filter(serves);
         let tokens = |entry: &&Entry| if entry.group == Group::Any { entry.block_q } else { entry.block_q / group };
         Family {
             dtype,
-            head_dim,
+            head_dims,
             group,
             token_tiles: serving().map(tokens).collect(),
             key_tiles: serving().map(|entry| entry.block_kv).collect(),
@@ -107,8 +115,9 @@ impl Family {
     }
 
     fn case(&self, [batch, q_len, kv_len, kv_heads]: [u32; 4], mask: Mask, kind: Kind, layout: Layout) -> Case {
-        let shape = Shape { batch, q_len, kv_len, q_heads: kv_heads * self.group, kv_heads, head_dim: self.head_dim };
-        Case { dtype: self.dtype, shape, mask, scale: None, kind, layout }
+        let [head_dim, v_head_dim] = self.head_dims;
+        let shape = Shape { batch, q_len, kv_len, q_heads: kv_heads * self.group, kv_heads, head_dim };
+        Case { dtype: self.dtype, shape, v_head_dim, mask, scale: None, kind, layout }
     }
 
     /// Lengths around the edges of tiles, with as many, more and fewer keys, and a full mask, in every layout.

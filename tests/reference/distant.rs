@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use attnpack::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use attnpack::{DType, Mask, Operand, Pointers, Problem, Shape, Strides};
+use attnpack::{DType, Entry, Mask, Operand, Pointers, Problem, Shape, Strides};
 
 use super::attention::Output;
 use super::cases::Case;
 use super::data::Kind;
 use super::gpu::driver_error;
-use super::image::{Image, row_offsets};
+use super::image::{Image, row_bytes, row_offsets};
 use super::kernels::Kernel;
 use super::layout::{Layout, Place, extents};
 
@@ -62,7 +62,13 @@ impl Spread {
             strides: strides(far, extents(&shape)[n], shape.head_dim, 4 * side),
         });
         let [q, k, v, o] = places.map(|place| place.strides);
-        let builder = Problem::prefill(dtype, shape).mask(near.mask()).q_strides(q).k_strides(k).v_strides(v).o_strides(o);
+        let builder = Problem::prefill(dtype, shape)
+            .v_head_dim(near.v_head_dim())
+            .mask(near.mask())
+            .q_strides(q)
+            .k_strides(k)
+            .v_strides(v)
+            .o_strides(o);
         let problem = builder.with_lse().build().map_err(|error| error.to_string())?;
         let lse = buffer_bytes(dtype) - problem.span_bytes(Operand::Lse) as usize;
         for (operand, place) in [Operand::Q, Operand::K, Operand::V, Operand::O].into_iter().zip(&places) {
@@ -74,10 +80,12 @@ impl Spread {
         Ok(Spread { problem, places, lse })
     }
 
-    /// Offsets in bytes of each row of a tensor, in the image and in the allocation.
-    fn rows(&self, near: &Image, n: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+    /// Offsets in bytes of each row of a tensor, in the image and in the allocation, and its size.
+    fn rows(&self, near: &Image, n: usize) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
         let (extents, dtype) = (extents(self.problem.shape())[n], self.problem.dtype());
-        row_offsets(&near.placement.tensors[n], extents, dtype).zip(row_offsets(&self.places[n], extents, dtype))
+        let bytes = row_bytes(&self.problem, n);
+        let offsets = row_offsets(&near.placement.tensors[n], extents, dtype).zip(row_offsets(&self.places[n], extents, dtype));
+        offsets.map(move |(near, far)| (near, far, bytes))
     }
 }
 
@@ -87,11 +95,10 @@ impl Spread {
 /// What is wrong, accuracy aside.
 pub fn run(kernel: &Kernel, near: &Image, far: Far, buffer: &mut CudaSlice<u8>, stream: &Arc<CudaStream>) -> Result<Output<f32>, String> {
     let spread = Spread::new(&near.problem, far)?;
-    let row_bytes = (near.problem.shape().head_dim * near.problem.dtype().bytes()) as usize;
     // Rows of o are NaN in the image.
-    for (from, to) in (0..4).flat_map(|n| spread.rows(near, n)) {
-        let mut row = buffer.slice_mut(to..to + row_bytes);
-        stream.memcpy_htod(&near.bytes[from..from + row_bytes], &mut row).map_err(driver_error)?;
+    for (from, to, bytes) in (0..4).flat_map(|n| spread.rows(near, n)) {
+        let mut row = buffer.slice_mut(to..to + bytes);
+        stream.memcpy_htod(&near.bytes[from..from + bytes], &mut row).map_err(driver_error)?;
     }
     let start = buffer.device_ptr(stream).0;
     let [q, k, v, o] = spread.places.map(|place| start + place.offset as u64);
@@ -101,7 +108,7 @@ pub fn run(kernel: &Kernel, near: &Image, far: Far, buffer: &mut CudaSlice<u8>, 
 
     let mut after = near.bytes.clone();
     let lse_bytes = near.problem.span_bytes(Operand::Lse) as usize;
-    let rows = spread.rows(near, Operand::O as usize).map(|(to, from)| (to, from, row_bytes));
+    let rows = spread.rows(near, Operand::O as usize);
     for (to, from, bytes) in rows.chain([(near.placement.lse, spread.lse, lse_bytes)]) {
         stream.memcpy_dtoh(&buffer.slice(from..from + bytes), &mut after[to..to + bytes]).map_err(driver_error)?;
     }
@@ -110,7 +117,8 @@ pub fn run(kernel: &Kernel, near: &Image, far: Far, buffer: &mut CudaSlice<u8>, 
 }
 
 /// The case that is spread out: few rows, two or more of everything.
-pub fn case(dtype: DType, head_dim: u32, group: u32) -> Case {
+pub fn case(entry: &Entry, group: u32, mask: Mask) -> Case {
+    let Entry { dtype, head_dim, v_head_dim, .. } = *entry;
     let shape = Shape { batch: 2, q_len: 9, kv_len: 9, q_heads: 2 * group, kv_heads: 2, head_dim };
-    Case { dtype, shape, mask: Mask::Causal, scale: None, kind: Kind::Normal, layout: Layout::Contiguous }
+    Case { dtype, shape, v_head_dim, mask, scale: None, kind: Kind::Normal, layout: Layout::Contiguous }
 }

@@ -9,7 +9,7 @@ use attnpack::{Device, Error, Launched, Pointers};
 
 use super::attention::{Output, plain, reference};
 use super::cases::Case;
-use super::compare::{Verdict, judge, larger};
+use super::compare::{Verdict, judge_with, larger};
 use super::image::Image;
 use super::kernels::{Kernel, serves};
 
@@ -135,9 +135,14 @@ pub struct Outcome {
 pub fn examine(case: &Case, kernels: &[Kernel], stream: &Arc<CudaStream>) -> Result<Vec<Outcome>, String> {
     let image = case.image().map_err(|error| format!("{case}: {error}"))?;
     let (exact, same_precision) = image.with_inputs(|inputs| (reference(&image.problem, inputs), plain(&image.problem, inputs)));
-    let judged = |output: Output<f32>| judge(&image.problem, &output, &exact, &same_precision);
+    let judged =
+        |kernel: &Kernel, output: Output<f32>| judge_with(kernel.lse_tolerance(), &image.problem, &output, &exact, &same_precision);
     let serving = kernels.iter().enumerate().filter(|(_, kernel)| serves(kernel.entry, &image.problem, case.layout.alignment()));
-    Ok(serving.map(|(number, kernel)| Outcome { kernel: number, verdict: run(kernel, &image, stream).map(judged) }).collect())
+    let outcome = |(number, kernel): (usize, &Kernel)| Outcome {
+        kernel: number,
+        verdict: run(kernel, &image, stream).map(|output| judged(kernel, output)),
+    };
+    Ok(serving.map(outcome).collect())
 }
 
 /// How a kernel did in all cases.

@@ -36,8 +36,9 @@ impl Image {
         let (shape, dtype) = (problem.shape(), problem.dtype());
         for (n, data) in [&data.q, &data.k, &data.v].into_iter().enumerate() {
             let rows = row_offsets(&placement.tensors[n], extents(shape)[n], dtype);
+            let elems = row_elems(&problem, n);
             for (start, values) in rows.zip(data.chunks(shape.head_dim as usize)) {
-                encode(dtype, values, &mut bytes[start..][..row_bytes(shape, dtype)]);
+                encode(dtype, &values[..elems], &mut bytes[start..][..row_bytes(&problem, n)]);
             }
         }
         Ok(Image { problem, problem_without_lse, placement, bytes })
@@ -45,13 +46,17 @@ impl Image {
 
     /// Calls `compute` with the inputs as a kernel reads them.
     pub fn with_inputs<R>(&self, compute: impl FnOnce(&Inputs) -> R) -> R {
-        let (dtype, head_dim) = (self.problem.dtype(), self.problem.shape().head_dim as usize);
+        let dtype = self.problem.dtype();
         let operands = [Operand::Q, Operand::K, Operand::V];
         let elements = operands.map(|operand| {
             let start = self.placement.tensors[operand as usize].offset;
             decode(dtype, &self.bytes[start..][..self.problem.span_bytes(operand) as usize])
         });
-        let tensor = |n: usize| Tensor { elements: &elements[n], strides: self.placement.tensors[n].strides, head_dim };
+        let tensor = |n: usize| Tensor {
+            elements: &elements[n],
+            strides: self.placement.tensors[n].strides,
+            row_elems: row_elems(&self.problem, n),
+        };
         compute(&Inputs { q: tensor(0), k: tensor(1), v: tensor(2) })
     }
 
@@ -67,7 +72,7 @@ impl Image {
         let mut rows: Vec<Vec<f32>> = vec![Vec::new(); batch * q_heads * q_len];
         let places = row_offsets(&self.placement.tensors[Operand::O as usize], extents(shape)[Operand::O as usize], dtype);
         for (n, start) in places.enumerate() {
-            let row = start..start + row_bytes(shape, dtype);
+            let row = start..start + row_bytes(&self.problem, Operand::O as usize);
             expected[row.clone()].copy_from_slice(&after[row.clone()]);
             // From [batch, token, head] to [batch, head, token].
             let (batch, token, head) = (n / q_heads / q_len, n / q_heads % q_len, n % q_heads);
@@ -92,8 +97,15 @@ impl Image {
     }
 }
 
-fn row_bytes(shape: &Shape, dtype: DType) -> usize {
-    (shape.head_dim * dtype.bytes()) as usize
+/// Elements of a row of q, k, v or o. Those of v and o may be fewer than the layouts have room for.
+fn row_elems(problem: &Problem, n: usize) -> usize {
+    let elems = if n < Operand::V as usize { problem.shape().head_dim } else { problem.v_head_dim() };
+    elems as usize
+}
+
+/// Bytes of a row of q, k, v or o.
+pub fn row_bytes(problem: &Problem, n: usize) -> usize {
+    row_elems(problem, n) * problem.dtype().bytes() as usize
 }
 
 /// Offset in bytes of each row, in the order `[batch, seq, heads]`.

@@ -3,7 +3,9 @@
 
 use std::slice;
 
-use attnpack::{Code, Device, Entry, Error, Group, Mask, MaskSupport, Policy, Problem, Ptx, Shape};
+use attnpack::{Code, DType, Device, Entry, Error, Group, Mask, MaskSupport, Policy, Problem, Ptx, Schedule, Shape};
+
+use super::compare::LSE_TOLERANCE;
 
 /// An entry, and one code of it.
 pub struct Kernel {
@@ -51,6 +53,18 @@ impl Kernel {
         }
     }
 
+    /// A mask that it serves.
+    pub fn mask(&self) -> Mask {
+        mask_of(self.entry)
+    }
+
+    /// How far its LSE may be off, in nats. Hopper's kernels sum weights that are rounded to 16 bits, as they go into the output
+    /// and as parts are merged by them; where few keys make up a row, the rounding shows.
+    pub fn lse_tolerance(&self) -> f64 {
+        let sums_rounded = matches!(self.entry.schedule, Schedule::Persistent(_));
+        if sums_rounded && self.entry.dtype == DType::BF16 { 5e-3 } else { LSE_TOLERANCE }
+    }
+
     /// Name and code.
     pub fn label(&self) -> String {
         match self.code {
@@ -63,17 +77,30 @@ impl Kernel {
 /// Whether an entry computes such problems in rows that start on multiples of `alignment` bytes. Said again here, so that
 /// a dispatch that refuses too much is a failure and not a case less.
 pub fn serves(entry: &Entry, problem: &Problem, alignment: u32) -> bool {
-    let Entry { dtype, head_dim, group, mask, copy_bytes, .. } = *entry;
+    let Entry { dtype, head_dim, v_head_dim, group, mask, copy_bytes, .. } = *entry;
     dtype == problem.dtype()
-        && head_dim == problem.shape().head_dim
+        && (head_dim, v_head_dim) == (problem.shape().head_dim, problem.v_head_dim())
         && (group == Group::Any || group == Group::Packed(problem.group()))
-        && (mask == MaskSupport::Any || problem.mask() == Mask::Causal)
+        && (mask == MaskSupport::Any || mask == only(problem.mask()))
         && copy_bytes <= alignment
+}
+
+/// A mask that an entry serves: the causal one, if it does.
+fn mask_of(entry: &Entry) -> Mask {
+    if entry.mask == MaskSupport::Full { Mask::Full } else { Mask::Causal }
+}
+
+/// What serves a mask alone.
+fn only(mask: Mask) -> MaskSupport {
+    match mask {
+        Mask::Causal => MaskSupport::Causal,
+        Mask::Full => MaskSupport::Full,
+    }
 }
 
 /// A problem that the entry says it serves.
 fn served_by(entry: &Entry) -> Result<Problem, Error> {
     let q_heads = if let Group::Packed(group) = entry.group { group } else { 1 };
     let shape = Shape { batch: 1, q_len: 1, kv_len: 1, q_heads, kv_heads: 1, head_dim: entry.head_dim };
-    Problem::prefill(entry.dtype, shape).mask(Mask::Causal).build()
+    Problem::prefill(entry.dtype, shape).v_head_dim(entry.v_head_dim).mask(mask_of(entry)).build()
 }

@@ -15,7 +15,7 @@ const DTYPES: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 const SHAPE: Shape = Shape { batch: 2, q_len: 70, kv_len: 90, q_heads: 6, kv_heads: 2, head_dim: 64 };
 
 fn case(dtype: DType, kind: Kind, layout: Layout) -> Case {
-    Case { dtype, shape: SHAPE, mask: Mask::Causal, scale: None, kind, layout }
+    Case { dtype, shape: SHAPE, v_head_dim: SHAPE.head_dim, mask: Mask::Causal, scale: None, kind, layout }
 }
 
 fn image(dtype: DType, kind: Kind, layout: Layout) -> Image {
@@ -29,7 +29,7 @@ fn both(image: &Image) -> (Output<f64>, Output<f32>) {
 /// A contiguous f32 problem of one head on a few numbers.
 fn small(shape: Shape, scale: f32, [q, k, v]: [&[f32]; 3]) -> Output<f64> {
     let problem = Problem::prefill(DType::F32, shape).mask(Mask::Causal).scale(scale).build().expect("legal");
-    let tensor = |elements, seq| Tensor { elements, strides: Strides::contiguous(seq, 1, 2), head_dim: 2 };
+    let tensor = |elements, seq| Tensor { elements, strides: Strides::contiguous(seq, 1, 2), row_elems: 2 };
     exact(&problem, &Inputs { q: tensor(q, shape.q_len), k: tensor(k, shape.kv_len), v: tensor(v, shape.kv_len) })
 }
 
@@ -146,7 +146,7 @@ fn wrong_results_do_not_pass() {
 #[test]
 fn rows_without_keys_must_be_exactly_0() {
     let shape = Shape { q_len: 100, ..SHAPE };
-    let image = Case { shape, ..case(DType::BF16, Kind::Normal, Layout::Gaps) }.image().expect("legal");
+    let image = Case { shape, v_head_dim: shape.head_dim, ..case(DType::BF16, Kind::Normal, Layout::Gaps) }.image().expect("legal");
     let (exact, plain) = both(&image);
     assert!(exact.lse[0] == f64::NEG_INFINITY && plain.lse[0] == f32::NEG_INFINITY && plain.o[0] == 0.0);
     let judged = |result: &Output<f32>| judge(&image.problem, result, &exact, &plain).check();

@@ -19,7 +19,7 @@ pub mod layout;
 
 pub use attention::{Inputs, Output, Tensor, plain, reference};
 pub use cases::Case;
-pub use compare::{Verdict, judge};
+pub use compare::{Verdict, judge, judge_with};
 pub use data::{Data, Kind};
 pub use image::Image;
 pub use kernels::Kernel;
