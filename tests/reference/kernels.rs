@@ -59,10 +59,11 @@ impl Kernel {
     }
 
     /// How far its LSE may be off, in nats. Hopper's kernels sum weights that are rounded to 16 bits, as they go into the output
-    /// and as parts are merged by them; where few keys make up a row, the rounding shows.
+    /// and as parts are merged by them; where one key makes up a row, the rounding shows: half a unit of bf16, 3.9e-3, and
+    /// 1.35e-3 that the sums are lowered by on average.
     pub fn lse_tolerance(&self) -> f64 {
         let sums_rounded = matches!(self.entry.schedule, Schedule::Persistent(_));
-        if sums_rounded && self.entry.dtype == DType::BF16 { 5e-3 } else { LSE_TOLERANCE }
+        if sums_rounded && self.entry.dtype == DType::BF16 { 5.5e-3 } else { LSE_TOLERANCE }
     }
 
     /// Name and code.
