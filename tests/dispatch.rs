@@ -424,8 +424,9 @@ fn the_packaged_catalogue_serves_every_ratio() {
             let choice = dispatch(&problem, Alignment::of_strides(&problem), device, Policy::CubinFirst, catalog());
             // Where a kernel of these sizes has code, or where it is portable.
             let has_code = catalog().iter().any(|entry| {
-                let runs = |cubin: &Cubin| (cubin.arch.major, cubin.arch.specific) == (device.major, true);
-                sizes(entry) == sizes_of(&problem) && (entry.ptx.is_some() || entry.cubins.iter().any(runs))
+                let for_device = |arch: Arch| (arch.major, arch.minor) == (device.major, device.minor);
+                let by_ptx = entry.ptx.as_ref().is_some_and(|ptx| !ptx.target.specific || for_device(ptx.target));
+                sizes(entry) == sizes_of(&problem) && (by_ptx || entry.cubins.iter().any(|cubin| for_device(cubin.arch)))
             });
             assert!(choice.is_ok() || !has_code, "{:?}", choice.err().map(|error| error.to_string()));
         }
