@@ -23,7 +23,8 @@ pub struct Ring {
     /// Bytes of a buffer, and of the copies that fill it.
     pub stage_bytes: u32,
     pub fill_bytes: u32,
-    /// Arrivals that make a stage empty.
+    /// Arrivals that make a stage empty. One for a warpgroup is enough where its products were waited for: no warp of a
+    /// warpgroup completes a product that another has not issued. PTX does not say so; FlashAttention-3 and CUTLASS rely on it.
     pub readers: u32,
 }
 

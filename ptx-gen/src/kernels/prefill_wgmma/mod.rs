@@ -167,6 +167,7 @@ pub const fn assert_legal(t: &Tiling) {
 }
 
 fn build(variant: &Variant, k: &Kernel) {
+    assert!(!is_packed(variant) || consumers(&variant.tiling) == 1, "warps that share a slab are one warpgroup's");
     match variant.dtype {
         DType::F16 => prefill::<F16>(k, variant),
         DType::Bf16 => prefill::<Bf16>(k, variant),

@@ -10,8 +10,8 @@ use crate::tile::operand::{Chunk, LaneRows};
 use crate::tile::rows::PerRow;
 use crate::tile::stream::QueryTile;
 
-/// Named barrier of the warpgroup, where its warps share a slab; smaller numbers are the turns'.
-const SLAB_BARRIER: u32 = 4;
+/// Named barrier of the only consumer warpgroup, whose warps share a slab or leave a share; smaller numbers are the turns'.
+pub const WARPGROUP_BARRIER: u32 = 4;
 
 /// A warp's output: a slab of shared memory, which the copy engine empties while the warp goes on.
 #[derive(Clone, Copy)]
@@ -87,10 +87,10 @@ impl<'a, 'k> Output<'a, 'k> {
         let storing = (at.warp & (WARPS - 1)).eq(0u32);
         k.note("O / l to the slab, once the previous stores have read it");
         k.when(storing, || k.guarded(self.elected, || k.await_stores_read(0)));
-        k.named_barrier_wait(k.constant(SLAB_BARRIER), WARPGROUP);
+        k.named_barrier_wait(k.constant(WARPGROUP_BARRIER), WARPGROUP);
         store_words::<E>(k, &rows, words);
         k.fence_shared_for_async();
-        k.named_barrier_wait(k.constant(SLAB_BARRIER), WARPGROUP);
+        k.named_barrier_wait(k.constant(WARPGROUP_BARRIER), WARPGROUP);
         let (column, first_head) = (k.constant(0u32), tile.head * variant.packed_heads());
         let first_token = tile.row * variant.tile_tokens();
         let chunks: Vec<_> = (0..t.value_dim / chunk.columns).map(|c| (k.constant(c), c * t.block_q * chunk.row_bytes())).collect();

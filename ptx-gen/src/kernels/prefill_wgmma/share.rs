@@ -5,6 +5,7 @@
 //! block takes them from there.
 
 use super::Block;
+use super::output::WARPGROUP_BARRIER;
 use crate::ptx::inst::Special;
 use crate::ptx::types::{Ptr, Reg, Shared};
 use crate::ptx::warpgroup::{Accumulator, WARPGROUP};
@@ -33,8 +34,10 @@ impl<'k> Shares<'k> {
         Shares { place, blocks: block.k.special(Special::ClusterSizeX) }
     }
 
-    /// Leaves this block's share: m and l of the lane's two rows, then O.
+    /// Leaves this block's share: m and l of the lane's two rows, then O. Once all warps are done with K.
     pub fn leave<E: Weight>(&self, rows: &Rows<'k, E>, o: &Accumulator<'k>) {
+        let k = self.blocks.kernel();
+        k.named_barrier_wait(k.constant(WARPGROUP_BARRIER), WARPGROUP);
         self.place.store(&rows.m_and_l(), 0);
         for (offset, values) in (STRIDE..).step_by(STRIDE as usize).zip(o.values().chunks_exact(AT_ONCE)) {
             self.place.store(&[values[0].get(), values[1].get(), values[2].get(), values[3].get()], offset);
