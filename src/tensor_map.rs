@@ -7,6 +7,7 @@ use crate::shape::{DType, Operand};
 
 /// The copy engine's limits (CUDA driver API, "Tensor Map Object Management"): strides are multiples of 16 bytes below this.
 pub(crate) const STRIDE_LIMIT: u64 = 1 << 40;
+const STRIDE_UNIT: u64 = 16;
 
 /// Whether tensor maps can express the layouts of q, k, v and o, alignment aside.
 pub(crate) fn can_express(problem: &Problem) -> bool {
@@ -34,8 +35,13 @@ pub(crate) fn layout(problem: &Problem, operand: Operand, address: u64, copied: 
         },
         address,
         extents: [columns.into(), heads, seq, u64::from(problem.row_elems(operand) / columns.max(1)), batch],
-        strides: [head_stride, seq_stride, chunk_bytes.into(), batch_stride],
+        strides: [stride_of(heads, head_stride), stride_of(seq, seq_stride), chunk_bytes.into(), stride_of(batch, batch_stride)],
         copied: [columns, copied_heads, rows, chunks, 1],
         swizzle_bytes: chunk_bytes,
     }
+}
+
+/// The stride of a dimension of extent 1 counts for nothing, but the copy engine is given one that it would accept anywhere.
+fn stride_of(extent: u64, stride: u64) -> u64 {
+    if extent == 1 { STRIDE_UNIT } else { stride }
 }
