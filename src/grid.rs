@@ -8,7 +8,7 @@ use crate::shape::Mask;
 pub(crate) const LIMIT_YZ: u32 = 65_535;
 
 /// The most tiles that the blocks of a persistent grid can claim: claims are counted in 24 bits, one beyond the end each.
-const LIMIT_CLAIMS: u64 = (1 << 23) - 1;
+pub(crate) const LIMIT_CLAIMS: u64 = (1 << 23) - 1;
 
 /// A section of heads keeps its keys and values in this much of L2 (H200: 50 MB), and has no more KV heads than this.
 const SECTION_BYTES: u64 = 32 << 20;

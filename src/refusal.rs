@@ -3,6 +3,7 @@
 use crate::catalog::{Arch, Entry, Group};
 use crate::dispatch::{Alignment, Capability, Policy, best};
 use crate::error::{Error, RowStart};
+use crate::grid::LIMIT_CLAIMS;
 use crate::problem::Problem;
 use crate::shape::Operand;
 use crate::tensor_map;
@@ -72,8 +73,11 @@ fn unusable(problem: &Problem, entries: &[&'static Entry], device: Capability) -
     if let Some(value) = tensor_map::largest_stride(problem) {
         return Error::TooLarge { what: "a stride in bytes", value, limit: tensor_map::STRIDE_LIMIT - 1 };
     }
-    let heads = u64::from(problem.shape().batch) * u64::from(problem.shape().q_heads);
-    Error::TooLarge { what: "batch * q_heads", value: heads, limit: heads.saturating_sub(1) }
+    // What is left: more tiles than the blocks of a persistent grid can claim.
+    let rows = with_code.iter().map(|entry| entry.block_q).max().unwrap_or(1).max(1);
+    let shape = problem.shape();
+    let value = u64::from(shape.batch) * u64::from(shape.q_heads) * u64::from(shape.q_len.div_ceil(rows));
+    Error::TooLarge { what: "batch * q_heads * (q_len / rows of a tile)", value, limit: LIMIT_CLAIMS }
 }
 
 /// Names the address or the stride that spoils the alignment.

@@ -185,6 +185,11 @@ fn what_no_tensor_map_can_express_gets_another_kernel() {
         let far = builder.k_strides(Strides { batch: 1 << 39, ..Strides::contiguous(200, 2, 128) }).build().expect("legal");
         let refused = Error::TooLarge { what: "a stride in bytes", value: 1 << 40, limit: (1 << 40) - 1 };
         assert_eq!(alone.supports(&far).map(|choice| choice.entry.name), Err(refused));
+        let many = Shape { batch: 65_535, q_len: 2100, kv_len: 2100, ..SHAPE };
+        let many = Problem::prefill(DType::BF16, many).mask(Mask::Causal).build().expect("legal");
+        let (what, limit) = ("batch * q_heads * (q_len / rows of a tile)", (1 << 23) - 1);
+        let refused = Error::TooLarge { what, value: 65_535 * 8 * 17, limit };
+        assert_eq!(alone.supports(&many).map(|choice| choice.entry.name), Err(refused));
     });
 }
 
