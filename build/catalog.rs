@@ -91,15 +91,15 @@ fn entry(text: &mut String, kernel: &Kernel, assembled: &Assembled, checker: &st
 }
 
 fn schedule_literal(schedule: Schedule) -> String {
-    match schedule {
-        Schedule::Grid => "Schedule::Grid".to_owned(),
-        Schedule::Persistent(boxes) => {
-            let [q, k, v, o] = boxes.map(|[columns, heads, rows, chunks]| {
-                format!("TensorBox {{ columns: {columns}, heads: {heads}, rows: {rows}, chunks: {chunks} }}")
-            });
-            format!("Schedule::Persistent(Boxes {{ q: {q}, k: {k}, v: {v}, o: {o} }})")
-        }
-    }
+    let (kind, boxes) = match schedule {
+        Schedule::Grid => return "Schedule::Grid".to_owned(),
+        Schedule::Persistent(boxes) => ("Persistent", boxes),
+        Schedule::Split(boxes) => ("Split", boxes),
+    };
+    let [q, k, v, o] = boxes.map(|[columns, heads, rows, chunks]| {
+        format!("TensorBox {{ columns: {columns}, heads: {heads}, rows: {rows}, chunks: {chunks} }}")
+    });
+    format!("Schedule::{kind}(Boxes {{ q: {q}, k: {k}, v: {v}, o: {o} }})")
 }
 
 fn cubin_literal(variant: &Variant, cubin: &Cubin, checker: &str) -> String {

@@ -76,6 +76,8 @@ pub enum Schedule {
     Grid,
     /// Blocks that stay and claim tiles; the boxes of the tensor maps of q, k, v and o.
     Persistent([TensorBox; 4]),
+    /// A cluster of blocks for each tile; the boxes likewise.
+    Split([TensorBox; 4]),
 }
 
 /// A box of a tensor map: columns, heads, rows and chunks.
@@ -198,16 +200,19 @@ fn variant(line: &str) -> Result<Variant> {
     })
 }
 
-/// `grid`, or `persistent:64x1x128x2,64x1x128x2,64x1x128x2,64x1x16x2`.
+/// `grid`, or `persistent:64x1x128x2,64x1x128x2,64x1x128x2,64x1x16x2`, or the same with `split`.
 fn schedule(text: &str) -> Result<Schedule> {
-    let Some(boxes) = text.strip_prefix("persistent:") else {
-        ensure!(text == "grid", "launch={text}: expected grid or persistent:…");
-        return Ok(Schedule::Grid);
+    let (kind, boxes) = text.split_once(':').unwrap_or((text, ""));
+    let with_boxes = match kind {
+        "grid" if boxes.is_empty() => return Ok(Schedule::Grid),
+        "persistent" => Schedule::Persistent,
+        "split" => Schedule::Split,
+        _ => bail!("launch={text}: expected grid, persistent:… or split:…"),
     };
     let sizes = |text: &str| text.split('x').map(|size| size.parse().ok()).collect::<Option<Vec<u32>>>()?.try_into().ok();
     let boxes: Option<Vec<TensorBox>> = boxes.split(',').map(sizes).collect();
     let boxes = boxes.and_then(|boxes| boxes.try_into().ok());
-    boxes.map(Schedule::Persistent).with_context(|| format!("launch={text}: expected four boxes such as 64x1x128x2"))
+    boxes.map(with_boxes).with_context(|| format!("launch={text}: expected four boxes such as 64x1x128x2"))
 }
 
 fn ptx_version(text: &str) -> Result<(u32, u32)> {

@@ -45,7 +45,7 @@ impl Arguments {
     ) -> Result<Self> {
         match &choice.entry.schedule {
             Schedule::Grid => Ok(Arguments::ByAddress(by_address(problem, pointers, grid.longest_first(multiprocessors)))),
-            Schedule::Persistent(boxes) => by_map(driver, problem, pointers, boxes, grid).map(Arguments::ByMap),
+            Schedule::Persistent(boxes) | Schedule::Split(boxes) => by_map(driver, problem, pointers, boxes, grid).map(Arguments::ByMap),
         }
     }
 
@@ -105,7 +105,7 @@ fn by_map(driver: &Driver, problem: &Problem, pointers: &Pointers, boxes: &Boxes
     let shape = problem.shape();
     let (q_tiles, section_heads) = (grid.tiles_of_head(), grid.section_heads(problem));
     let [section_tiles, section, heads, group] = [section_heads * q_tiles, section_heads, grid.heads(), problem.group()].map(Divisor::new);
-    let alone = Divisor::new(1);
+    let cluster = Divisor::new(grid.cluster());
     Ok(PrefillTmaParams {
         q: map(Operand::Q, boxes.q)?,
         k: map(Operand::K, boxes.k)?,
@@ -120,9 +120,8 @@ fn by_map(driver: &Driver, problem: &Problem, pointers: &Pointers, boxes: &Boxes
         heads_shift: heads.shift,
         group_factor: group.factor,
         group_shift: group.shift,
-        // No kernel that is packaged runs in clusters.
-        cluster_factor: alone.factor,
-        cluster_shift: alone.shift,
+        cluster_factor: cluster.factor,
+        cluster_shift: cluster.shift,
         tiles: grid.tiles() as u32,
         q_tiles,
         section_heads,

@@ -116,6 +116,18 @@ pub enum Schedule {
     /// As many blocks as there are multiprocessors, which stay and claim tiles, and no more blocks than tiles. Tensors by
     /// tensor maps with these boxes.
     Persistent(Boxes),
+    /// A cluster of blocks for each tile; each block takes a share of its keys. Tensors by tensor maps with these boxes.
+    Split(Boxes),
+}
+
+impl Schedule {
+    /// The boxes of the tensor maps, of a kernel that addresses tensors by them.
+    pub fn boxes(&self) -> Option<&Boxes> {
+        match self {
+            Schedule::Grid => None,
+            Schedule::Persistent(boxes) | Schedule::Split(boxes) => Some(boxes),
+        }
+    }
 }
 
 /// The boxes of a kernel's tensor maps.

@@ -36,6 +36,9 @@ const PERSISTENT: f64 = 0.48;
 /// against 10.6 for 32 heads of 512 at 128, 25.4 against 24.8 for 14 heads of 2,048 at 64 (H200, 2026-11-30).
 const ONE_WARPGROUP: f64 = 1.45;
 
+/// Merging the shares of a tile takes as long as this many steps.
+const MERGE_STEPS: f64 = 2.0;
+
 /// Shared memory that the driver keeps of each block (CUDA programming guide, "Compute capabilities"); a multiprocessor
 /// has as much more than one block can have.
 const RESERVED_BYTES: u32 = 1024;
@@ -50,11 +53,15 @@ pub(crate) fn estimate(entry: &Entry, grid: &Grid, problem: &Problem, device: Ca
         // The first rows see nothing; the last kv_len see 1, 2, ... kv_len keys.
         Mask::Causal => kv_len * (kv_len + 1.0) / 2.0 / q_len,
     };
+    if let Schedule::Split(_) = entry.schedule {
+        let time = split(entry, grid, kv_len, device.multiprocessors.max(1));
+        return [time, time];
+    }
     // Going from a tile to the next takes a block that stays about as long as a step (3,800 against 2,048 clocks with one).
     let change = if let Schedule::Persistent(_) = entry.schedule { f64::from(entry.block_kv) } else { 0.0 };
     let pair = match entry.schedule {
         Schedule::Persistent(_) if entry.block_q < LARGE_ROWS => PERSISTENT * ONE_WARPGROUP,
-        Schedule::Persistent(_) => PERSISTENT,
+        Schedule::Persistent(_) | Schedule::Split(_) => PERSISTENT,
         Schedule::Grid if entry.block_q < LARGE_ROWS => small_tile(entry.head_dim),
         Schedule::Grid => 1.0,
     };
@@ -68,4 +75,16 @@ pub(crate) fn estimate(entry: &Entry, grid: &Grid, problem: &Problem, device: Ca
     };
     let longest = rows * (kv_len + change) * pair * ALONE;
     [all.max(longest), all]
+}
+
+/// The time of clusters, each of which takes a tile: as long as the block with the most keys and the merge, and as often as
+/// there are more tiles than clusters at once.
+fn split(entry: &Entry, grid: &Grid, kv_len: f64, multiprocessors: u32) -> f64 {
+    let (rows, cluster) = (f64::from(entry.block_q), f64::from(grid.cluster()));
+    let step = f64::from(entry.block_kv);
+    let keys = (kv_len / step / cluster).ceil() * step;
+    let pair = if entry.block_q < LARGE_ROWS { PERSISTENT * ONE_WARPGROUP } else { PERSISTENT };
+    let at_once = f64::from((multiprocessors / grid.cluster()).max(1));
+    let turns = (grid.tiles() as f64 / at_once).ceil();
+    turns * rows * (keys + MERGE_STEPS * step) * pair * ALONE
 }

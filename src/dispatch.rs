@@ -181,11 +181,13 @@ pub(crate) fn best(
         if !entry.serves(problem) || entry.copy_bytes > alignment.bytes {
             continue;
         }
-        let (Some(code), Some(grid)) = (entry.on(device, policy), Grid::new(entry, problem)) else { continue };
+        let Some(code) = entry.on(device, policy) else { continue };
         let choice = Choice { entry, code, index };
-        let rank = rank(&choice, &grid, problem, device);
-        if best.as_ref().is_none_or(|(best, _)| rank > *best) {
-            best = Some((rank, (choice, grid)));
+        for grid in Grid::all(entry, problem) {
+            let rank = rank(&choice, &grid, problem, device);
+            if best.as_ref().is_none_or(|(best, _)| rank > *best) {
+                best = Some((rank, (choice, grid)));
+            }
         }
     }
     best.map(|(_, found)| found)
@@ -229,10 +231,7 @@ impl Entry {
 
     /// Whether it can address the problem's tensors, alignment aside.
     pub(crate) fn takes_layout(&self, problem: &Problem) -> bool {
-        match self.schedule {
-            Schedule::Grid => true,
-            Schedule::Persistent(_) => tensor_map::can_express(problem),
-        }
+        self.schedule.boxes().is_none() || tensor_map::can_express(problem)
     }
 
     /// Whether it serves every problem that `other` serves.
@@ -240,7 +239,7 @@ impl Entry {
         self.dtype == other.dtype
             && (self.head_dim, self.v_head_dim) == (other.head_dim, other.v_head_dim)
             && (self.mask == MaskSupport::Any || self.mask == other.mask)
-            && (self.schedule == Schedule::Grid || self.schedule == other.schedule)
+            && (self.schedule == Schedule::Grid || other.schedule.boxes().is_some())
             && (self.group == Group::Any || self.group == other.group)
             && self.copy_bytes <= other.copy_bytes
     }

@@ -17,10 +17,13 @@ use std::sync::OnceLock;
 use crate::error::{DriverError, Error, Result};
 
 mod current;
+mod launch;
 mod library;
 mod tensor_map;
 
-pub(crate) use current::{Image, Launch};
+pub(crate) use current::Image;
+use launch::LaunchConfig;
+pub(crate) use launch::{Launch, LaunchAttribute};
 use library::Library;
 use tensor_map::TensorMap;
 pub(crate) use tensor_map::{MapElement, TensorMapLayout};
@@ -78,7 +81,7 @@ functions! {
     cuFuncSetAttribute(Function, c_uint, c_int);
     cuFuncGetAttribute(*mut c_int, c_uint, Function);
     cuTensorMapEncodeTiled(*mut TensorMap, c_uint, c_uint, *mut c_void, *const u64, *const u64, *const c_uint, *const c_uint, c_uint, c_uint, c_uint, c_uint);
-    cuLaunchKernel(Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void);
+    cuLaunchKernelEx(*const LaunchConfig, Function, *mut *mut c_void, *mut *mut c_void);
 }
 
 /// What cudarc calls on our behalf when a [`crate::Device`] is made: it would panic without them.

@@ -7,12 +7,18 @@ use crate::shape::Mask;
 /// The most blocks that a grid has in its second and third dimension (CUDA programming guide, "Compute capabilities").
 pub(crate) const LIMIT_YZ: u32 = 65_535;
 
+/// The most blocks that a grid has in its first dimension.
+const LIMIT_X: u64 = (1 << 31) - 1;
+
 /// The most tiles that the blocks of a persistent grid can claim: claims are counted in 24 bits, one beyond the end each.
 pub(crate) const LIMIT_CLAIMS: u64 = (1 << 23) - 1;
 
 /// A section of heads keeps its keys and values in this much of L2 (H200: 50 MB), and has no more KV heads than this.
 const SECTION_BYTES: u64 = 32 << 20;
 const SECTION_KV_HEADS: u64 = 32;
+
+/// Blocks that can split the keys of a tile: a cluster of 8 is the largest that every GPU of an architecture runs.
+const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
 
 /// The tiles of one launch: query rows of one head, or of one group of heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,35 +28,57 @@ pub(crate) struct Grid {
     /// Tiles of a head's rows.
     tiles: u32,
     batch: u32,
-    /// Whether blocks stay and claim tiles.
-    persistent: bool,
+    blocks: Blocks,
+}
+
+/// The blocks of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blocks {
+    /// One for each tile.
+    OnePerTile,
+    /// As many as multiprocessors; they stay and claim tiles.
+    Persistent,
+    /// A cluster of so many for each tile.
+    Cluster(u32),
 }
 
 impl Grid {
-    /// `None` when there are more tiles than a grid can have. A row is a query token, or a pair of token and query head
-    /// where a group is packed; `Problem` keeps the number of rows within 31 bits.
-    pub(crate) fn new(entry: &Entry, problem: &Problem) -> Option<Self> {
-        let shape = problem.shape();
+    /// Every way in which `entry` can be launched for `problem`: none when there are more tiles than a grid can have, several
+    /// where blocks split the keys of a tile.
+    pub(crate) fn all(entry: &Entry, problem: &Problem) -> impl Iterator<Item = Self> + use<> {
+        let shape = *problem.shape();
         let heads = if entry.group == Group::Any { shape.q_heads } else { shape.kv_heads };
-        let grid = |tiles, persistent| Grid { heads, tiles, batch: shape.batch, persistent };
-        match entry.schedule {
-            // A tile is a box of tokens and heads.
-            Schedule::Persistent(boxes) => {
-                Some(grid(shape.q_len.div_ceil(boxes.q.rows.max(1)), true)).filter(|grid| grid.tiles() <= LIMIT_CLAIMS)
+        // A row is a query token, or a pair of token and query head where a group is packed. Tiles that are copied by tensor
+        // maps are boxes of tokens and heads.
+        let tiles = match (entry.schedule.boxes(), entry.group) {
+            (Some(boxes), _) => Some(shape.q_len.div_ceil(boxes.q.rows.max(1))),
+            (None, Group::Packed(group)) => shape.q_len.checked_mul(group).map(|rows| rows.div_ceil(entry.block_q.max(1))),
+            (None, Group::Any) => Some(shape.q_len.div_ceil(entry.block_q.max(1))),
+        };
+        let clusters = if let Schedule::Split(_) = entry.schedule { &CLUSTERS[..] } else { &CLUSTERS[..1] };
+        let schedule = entry.schedule;
+        clusters.iter().filter_map(move |&cluster| {
+            let grid = |blocks| Some(Grid { heads, tiles: tiles?, batch: shape.batch, blocks });
+            match schedule {
+                Schedule::Grid => grid(Blocks::OnePerTile).filter(|grid| grid.tiles <= LIMIT_YZ),
+                Schedule::Persistent(_) => grid(Blocks::Persistent).filter(|grid| grid.tiles() <= LIMIT_CLAIMS),
+                Schedule::Split(_) => grid(Blocks::Cluster(cluster)).filter(|grid| grid.tiles() * u64::from(cluster) <= LIMIT_X),
             }
-            Schedule::Grid => {
-                let rows = if let Group::Packed(group) = entry.group { shape.q_len.checked_mul(group)? } else { shape.q_len };
-                Some(grid(rows.div_ceil(entry.block_q.max(1)), false)).filter(|grid| grid.tiles <= LIMIT_YZ)
-            }
-        }
+        })
     }
 
     /// Blocks in x, y and z. The kernels that have a block for each tile count on heads varying fastest, then tiles.
     pub(crate) fn dims(&self, multiprocessors: u32) -> [u32; 3] {
-        if self.persistent {
-            return [self.tiles().min(u64::from(multiprocessors).max(1)) as u32, 1, 1];
+        match self.blocks {
+            Blocks::OnePerTile => [self.heads, self.tiles, self.batch],
+            Blocks::Persistent => [self.tiles().min(u64::from(multiprocessors).max(1)) as u32, 1, 1],
+            Blocks::Cluster(blocks) => [self.tiles() as u32 * blocks, 1, 1],
         }
-        [self.heads, self.tiles, self.batch]
+    }
+
+    /// Blocks of a cluster; they split the keys of a tile. 1 where a tile is one block's.
+    pub(crate) fn cluster(&self) -> u32 {
+        if let Blocks::Cluster(blocks) = self.blocks { blocks } else { 1 }
     }
 
     /// Tiles of a head.
@@ -104,8 +132,10 @@ impl Grid {
 impl Entry {
     /// The longest q_len that one launch takes.
     pub(crate) fn longest(&self) -> u64 {
-        if let Schedule::Persistent(boxes) = self.schedule {
-            return LIMIT_CLAIMS * u64::from(boxes.q.rows);
+        match self.schedule {
+            Schedule::Persistent(boxes) => return LIMIT_CLAIMS * u64::from(boxes.q.rows),
+            Schedule::Split(boxes) => return LIMIT_X * u64::from(boxes.q.rows),
+            Schedule::Grid => {}
         }
         let heads = match self.group {
             Group::Any => 1,
@@ -117,11 +147,11 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use super::Grid;
+    use super::{Blocks, Grid};
 
     #[test]
     fn long_blocks_meet_short_ones_where_each_multiprocessor_gets_one_or_two() {
-        let longest_first = |heads, tiles, batch| Grid { heads, tiles, batch, persistent: false }.longest_first(132);
+        let longest_first = |heads, tiles, batch| Grid { heads, tiles, batch, blocks: Blocks::OnePerTile }.longest_first(132);
         assert_eq!(longest_first(16, 16, 1), 8, "128 blocks go first, 128 second");
         assert_eq!(longest_first(12, 16, 1), 11);
         assert_eq!(longest_first(200, 1, 1), 1, "a head's only tile");

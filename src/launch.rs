@@ -7,7 +7,7 @@ use crate::arguments::Arguments;
 use crate::catalog::Entry;
 use crate::device::Device;
 use crate::dispatch::{Alignment, Choice};
-use crate::driver::{Current, Launch, Stream};
+use crate::driver::{Current, Launch, LaunchAttribute, Stream};
 use crate::error::{Error, Result, RowStart};
 use crate::layout::Region;
 use crate::problem::Problem;
@@ -82,12 +82,15 @@ pub struct Launched {
     pub choice: Choice,
     /// Blocks in x, y and z.
     pub grid: [u32; 3],
+    /// Blocks of a cluster, which split the keys of a tile; 1 where a tile is one block's.
+    pub cluster: u32,
 }
 
 impl std::fmt::Display for Launched {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [x, y, z] = self.grid;
-        write!(f, "{}; {x} x {y} x {z} blocks", self.choice)
+        write!(f, "{}; {x} x {y} x {z} blocks", self.choice)?;
+        if self.cluster > 1 { write!(f, " in clusters of {}", self.cluster) } else { Ok(()) }
     }
 }
 
@@ -200,13 +203,16 @@ impl Device {
             None => self.load(current, &choice)?,
         };
         let arguments = Arguments::new(self.driver, problem, &pointers, &choice, &grid, self.capability().multiprocessors)?;
+        let cluster = grid.cluster();
         let grid = grid.dims(self.capability().multiprocessors);
         let Entry { threads, shared_bytes, .. } = *choice.entry;
-        let launch = Launch { function, grid, threads, shared_bytes };
+        let in_clusters = [LaunchAttribute::cluster(cluster)];
+        let attributes = if cluster > 1 { &in_clusters[..] } else { &[] };
+        let launch = Launch { function, grid, threads, shared_bytes, attributes };
         // SAFETY: the function was loaded into `current`, and its entry takes these parameters: it is one of
         // `self.catalog`. It accesses what the problem spans from these addresses on, which this function's contract
         // makes accessible; `dispatch` chose it for their alignment, and `check` found the outputs apart.
         unsafe { current.launch(&launch, stream, arguments.address()) }?;
-        Ok(Launched { choice, grid })
+        Ok(Launched { choice, grid, cluster })
     }
 }

@@ -323,7 +323,7 @@ fn mirror(fake: &Fake) -> Vec<String> {
         let pointers = Pointers { q, k, v, o, lse: causal.then_some(0x50_0000_0000) };
         let before = fake.calls("cuModuleLoadDataEx");
         let schedule = device.supports(&problem).map(|choice| choice.entry.schedule);
-        let by_map = matches!(schedule, Ok(Schedule::Persistent(_))) && shift == 0;
+        let by_map = schedule.is_ok_and(|schedule| schedule.boxes().is_some()) && shift == 0;
         if by_map {
             fake.expect_params::<[u8; MAPS_BYTES]>()
         } else {

@@ -154,11 +154,11 @@ fn driver_errors_say_how_to_repair() {
          have cubins\nptxas fatal",
     );
     let failed = source(719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure");
-    let error = Error::Driver { call: "cuLaunchKernel", source: failed };
+    let error = Error::Driver { call: "cuLaunchKernelEx", source: failed };
     assert_eq!(std::error::Error::source(&error).expect("a source").to_string(), failed.to_string());
     says(
         error,
-        "cuLaunchKernel failed: CUDA_ERROR_LAUNCH_FAILED (719): unspecified launch failure; work launched earlier may have failed: \
+        "cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_FAILED (719): unspecified launch failure; work launched earlier may have failed: \
          the context is unusable, start the process anew",
     );
 }

@@ -96,7 +96,7 @@ fn a_launch_passes_problem_grid_and_block() {
         assert_eq!(device.supports(&problem).expect("served").entry.name, "packed");
 
         let (seen, params) = last_launch(fake);
-        assert_eq!((seen.sizes, seen.stream), ([2, 4, 3, 256, 1, 1, 65_536], STREAM));
+        assert_eq!((seen.sizes, seen.stream), ([2, 4, 3, 256, 1, 1, 65_536, 1], STREAM));
         assert!(seen.context_is_current && seen.is_ready);
         let PrefillParams { q, k, v, o, lse, .. } = params;
         assert_eq!([q, k, v, o, lse], [0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000, 0x6000_0000]);
@@ -110,7 +110,7 @@ fn a_launch_passes_problem_grid_and_block() {
         let full = Problem::prefill(DType::BF16, SHAPE).build().expect("legal");
         assert_eq!(launch(&device, &full, POINTERS, STREAM).expect("launched").grid, [8, 2, 3], "100 rows in tiles of 64, per query head");
         let (seen, params) = last_launch(fake);
-        assert_eq!((seen.sizes, params.lse, params.causal), ([8, 2, 3, 128, 1, 1, 40_000], 0, 0));
+        assert_eq!((seen.sizes, params.lse, params.causal), ([8, 2, 3, 128, 1, 1, 40_000, 1], 0, 0));
         assert!(seen.is_ready);
     });
 }
@@ -149,7 +149,7 @@ fn a_persistent_launch_passes_tensor_maps() {
         assert_eq!((launched.choice.entry.name, launched.grid), ("persistent", [132, 1, 1]), "a block for each multiprocessor");
 
         let (seen, params): (_, PrefillTmaParams) = fake.last_launch().expect("a launch");
-        assert_eq!(seen.sizes, [132, 1, 1, 256, 1, 1, 65_536]);
+        assert_eq!(seen.sizes, [132, 1, 1, 256, 1, 1, 65_536, 1]);
         let (bf16, swizzled) = (9_u64 << 32, 3);
         let map = |address, extents: [u64; 5], strides: [u64; 4], rows| {
             let mut words = vec![address, bf16 | swizzled];
@@ -448,9 +448,9 @@ fn a_half_loaded_kernel_is_unloaded() {
             fake.fail(call, 0);
         }
         launch(&device, &problem(DType::BF16), POINTERS, STREAM).expect("the next attempt loads it");
-        fake.fail("cuLaunchKernel", 719);
+        fake.fail("cuLaunchKernelEx", 719);
         let error = launch(&device, &problem(DType::BF16), POINTERS, STREAM).expect_err("fails");
-        assert!(matches!(error, Error::Driver { call: "cuLaunchKernel", source } if source.code == 719), "{error}");
+        assert!(matches!(error, Error::Driver { call: "cuLaunchKernelEx", source } if source.code == 719), "{error}");
     });
 }
 
@@ -487,7 +487,7 @@ fn addresses_are_checked_before_anything_runs() {
         let last_of_o = POINTERS.o + plain.span_bytes(Operand::O) - 4;
         assert_eq!(refused(&with_lse, Pointers { lse: Some(last_of_o), ..POINTERS }), overlap(Operand::Lse, Operand::O));
         assert_eq!(refused(&with_lse, Pointers { lse: Some(POINTERS.v), ..POINTERS }), overlap(Operand::Lse, Operand::V));
-        assert_eq!(fake.calls("cuLaunchKernel") + fake.calls("cuModuleLoadDataEx"), 0);
+        assert_eq!(fake.calls("cuLaunchKernelEx") + fake.calls("cuModuleLoadDataEx"), 0);
 
         launch(&device, &plain, Pointers { o: last_of_k + 16, ..POINTERS }, STREAM).expect("o starts where k ends");
         launch(&device, &plain, Pointers { k: POINTERS.v, ..POINTERS }, STREAM).expect("inputs may be the same");

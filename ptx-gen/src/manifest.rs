@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use crate::params;
 use crate::ptx::inst::PtxVersion;
-use crate::variant::{Boxes, Launch, Variant};
+use crate::variant::{Boxes, Form, Launch, Variant};
 
 /// Version of the manifest's format. A build script refuses any other.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// Largest spill (stores and loads, bytes) that `ptxas` may report: the kernels are spill-free.
 const SPILL_BYTES: u32 = 0;
@@ -51,14 +51,16 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
     line
 }
 
-/// `grid`, or `persistent` with the boxes of the tensor maps, columns x heads x rows x chunks of q, k, v and o.
+/// `grid`; or `persistent`, or `split` where the keys of a tile are split, with the boxes of the tensor maps: columns x heads x
+/// rows x chunks of q, k, v and o.
 fn launch(variant: &Variant) -> String {
     match variant.family.launch {
         Launch::Grid => "grid".to_owned(),
         Launch::Persistent(boxes) => {
             let Boxes { q, k, v, o } = boxes(variant);
             let boxes = [q, k, v, o].map(|b| format!("{}x{}x{}x{}", b.columns, b.heads, b.rows, b.chunks));
-            format!("persistent:{}", boxes.join(","))
+            let schedule = if variant.tiling.form == Form::Split { "split" } else { "persistent" };
+            format!("{schedule}:{}", boxes.join(","))
         }
     }
 }

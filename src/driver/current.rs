@@ -23,14 +23,6 @@ pub(crate) struct LoadFailure {
     pub(crate) log: String,
 }
 
-/// How a kernel is started.
-pub(crate) struct Launch {
-    pub(crate) function: Function,
-    pub(crate) grid: [u32; 3],
-    pub(crate) threads: u32,
-    pub(crate) shared_bytes: u32,
-}
-
 impl Current {
     /// The context's number, never given to another context of this process.
     pub(crate) fn id(&self) -> Result<u64> {
@@ -140,33 +132,6 @@ impl Current {
 
     fn loaded(&self, result: u32) -> Result<(), LoadFailure> {
         if result == 0 { Ok(()) } else { Err(LoadFailure { source: self.driver.error(result), log: String::new() }) }
-    }
-
-    /// Starts a kernel whose only parameter lies at `params`, asynchronously.
-    ///
-    /// # Safety
-    /// The function belongs to this context, at `params` is what its kernel takes, the addresses in it are valid for
-    /// what the kernel does until it ends, and the stream is alive and belongs to this context.
-    pub(crate) unsafe fn launch(&self, launch: &Launch, stream: Stream, params: *const c_void) -> Result<()> {
-        let [x, y, z] = launch.grid;
-        let mut arguments = [params.cast_mut()];
-        // SAFETY: by this function's contract; the driver copies the parameters before it returns.
-        let result = unsafe {
-            (self.driver.functions.cuLaunchKernel)(
-                launch.function,
-                x,
-                y,
-                z,
-                launch.threads,
-                1,
-                1,
-                launch.shared_bytes,
-                stream,
-                arguments.as_mut_ptr(),
-                ptr::null_mut(),
-            )
-        };
-        self.driver.check("cuLaunchKernel", result)
     }
 }
 

@@ -184,9 +184,9 @@ static void driver_errors(const attnpack_device *device) {
     expect("captured", attnpack_warm_up(device, &p), ATTNPACK_OK, "");
     expect("captured", attnpack_prefill(device, &p, NULL), ATTNPACK_OK, "");
     fake_capture(0);
-    fake_fail("cuLaunchKernel", 709);
+    fake_fail("cuLaunchKernelEx", 709);
     expect("a dead context", attnpack_prefill(device, &p, NULL), ATTNPACK_ERROR_DRIVER, "the context was destroyed: use another one");
-    fake_fail("cuLaunchKernel", 0);
+    fake_fail("cuLaunchKernelEx", 0);
 }
 
 /* A GPU that no machine code runs on. */

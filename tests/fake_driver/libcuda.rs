@@ -42,12 +42,12 @@ struct State {
     last_launch: Option<(Launch, Vec<u8>)>,
 }
 
-/// What `cuLaunchKernel` was given.
+/// What `cuLaunchKernelEx` was given.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Launch {
-    /// Grid, block, dynamic shared memory.
-    pub sizes: [u32; 7],
+    /// Grid, block, dynamic shared memory, blocks of a cluster.
+    pub sizes: [u32; 8],
     pub stream: usize,
     /// Whether the function's context was current.
     pub context_is_current: bool,
@@ -222,26 +222,48 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
     0
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuLaunchKernel(
-    function: usize,
-    grid_x: c_uint,
-    grid_y: c_uint,
-    grid_z: c_uint,
-    block_x: c_uint,
-    block_y: c_uint,
-    block_z: c_uint,
+#[repr(C)]
+pub struct LaunchAttribute {
+    id: c_uint,
+    value: [u64; 8],
+}
+
+#[repr(C)]
+pub struct LaunchConfig {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
     shared_bytes: c_uint,
     stream: usize,
+    attributes: *const LaunchAttribute,
+    attribute_count: c_uint,
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernelEx(
+    config: *const LaunchConfig,
+    function: usize,
     params: *const *const u8,
     _extra: *mut c_void,
 ) -> u32 {
-    let mut s = match call("cuLaunchKernel") {
+    const CLUSTER_DIMENSION: c_uint = 4;
+    const INVALID_VALUE: u32 = 1;
+    let mut s = match call("cuLaunchKernelEx") {
         Ok(state) => state,
         Err(code) => return code,
     };
+    let LaunchConfig { grid, block, shared_bytes, stream, attributes, attribute_count } = *unsafe { &*config };
+    let mut cluster = 1;
+    for n in 0..attribute_count as usize {
+        match unsafe { &*attributes.add(n) } {
+            LaunchAttribute { id: CLUSTER_DIMENSION, value } => cluster = value[0] as u32,
+            _ => return INVALID_VALUE,
+        }
+    }
+    if cluster == 0 || grid[0] % cluster != 0 {
+        return INVALID_VALUE;
+    }
     let launch = Launch {
-        sizes: [grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes],
+        sizes: [grid[0], grid[1], grid[2], block[0], block[1], block[2], shared_bytes, cluster],
         stream,
         context_is_current: s.home.get(&function) == s.current.last(),
         is_ready: s.shared_bytes.get(&function) == Some(&(shared_bytes as i32)) && s.functions_loaded.contains(&function),
