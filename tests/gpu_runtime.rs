@@ -392,6 +392,8 @@ where
     T: Element + DeviceRepr + ValidAsZeroBits + Copy + Default,
 {
     let stream = context(device).default_stream();
+    // Some kernels sum weights that are rounded to the type of the tensors.
+    let lse_tolerance = if T::DTYPE == DType::BF16 { 5.5e-3 } else { 1e-3 };
     let head_dims: std::collections::BTreeSet<u32> =
         device.catalog().iter().filter(|entry| entry.dtype == T::DTYPE).map(|entry| entry.head_dim).collect();
     for (head_dim, mask, q_len) in
@@ -417,7 +419,7 @@ where
         let lse = stream.clone_dtoh(&lse).expect("copied");
         for (&lse, &expected) in lse.iter().zip(&expected_lse) {
             assert!(
-                f64::from(lse) == expected || (f64::from(lse) - expected).abs() < 1e-3,
+                f64::from(lse) == expected || (f64::from(lse) - expected).abs() < lse_tolerance,
                 "{launched}: {mask} {q_len}: lse {lse} for {expected}"
             );
         }
