@@ -113,6 +113,11 @@ pub enum Form {
 }
 
 impl Form {
+    /// Whether the keys of a tile are split among the blocks of a cluster.
+    pub const fn splits_keys(self) -> bool {
+        matches!(self, Form::Split)
+    }
+
     /// Alignment in bytes that rows of q, k, v and o must have: the size of one copy.
     pub const fn copy_bytes(self) -> u32 {
         match self {
