@@ -63,7 +63,7 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         let warp_row = ((thread >> 5).broadcast() & (WARPS - 1)) * WARP_ROWS;
         let one_of_warp = k.elect();
         let order = match consumers(t) {
-            2 if layout.q.stages == 2 => Order::Exponentials,
+            2 if layout.q.stages == 2 || t.form.splits_keys() => Order::Exponentials,
             3 => Order::Products,
             _ => Order::Free,
         };

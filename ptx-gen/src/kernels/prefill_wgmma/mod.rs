@@ -269,7 +269,8 @@ fn prefill<E: Weight>(k: &Kernel, variant: &Variant) {
     ]);
 }
 
-/// Makes a ring's buffers zero: rows that no copy brings must not hold NaN, which would look like weights that overflow.
+/// Makes a ring's buffers zero: rows that no copy brings must not hold NaN, which would look like weights that overflow. The
+/// last round may reach beyond, into buffers that no copy has filled yet.
 fn clear(block: &Block<'_, '_>, ring: Ring) {
     const BYTES: u32 = 16;
     let k = block.k;
