@@ -150,8 +150,12 @@ static UNPACKAGED: &[(&Family, &[Row])] = &[(&prefill_wgmma::PREFILL_WGMMA, &[
     //     (D,  value) ratio            made for    (q,  kv, warps)
     hopper(( 64,  64), PackedAndByMask, ShortSplit, ( 64, 128,  8)),
     hopper(( 64,  64), PackedAndByMask, Split,      (128, 128, 12)),
+    hopper(( 96,  96), ByMask,          ShortSplit, ( 64, 128,  8)),
+    hopper(( 96,  96), ByMask,          Split,      (128, 128, 12)),
     hopper((128, 128), PackedAndByMask, ShortSplit, ( 64, 128,  8)),
     hopper((128, 128), PackedAndByMask, Split,      (128, 128, 12)),
+    hopper((256, 256), PackedAndByMask, ShortSplit, ( 64,  64,  8)),
+    hopper((256, 256), PackedAndByMask, Split,      (128,  64, 12)),
 ])];
 
 /// Every variant that is packaged, in the order of the table.
