@@ -101,7 +101,7 @@ const fn hopper((head_dim, value_dim): (u32, u32), heads: Heads, form: Form, blo
     Row { precision: Precision::Half, heads, tiling }
 }
 
-use Form::{Main, Short, Split, Unaligned};
+use Form::{Main, Short, ShortSplit, Split, Unaligned};
 use Heads::{ByMask, Packed, PackedAndByMask, Parameter};
 use Precision::{Half, Single};
 use Tiles::{Everywhere, Large, Small};
@@ -147,8 +147,15 @@ static PREFILL_WGMMA_ROWS: &[Row] = &[
 /// the runtime does not have.
 #[rustfmt::skip]
 static UNPACKAGED: &[(&Family, &[Row])] = &[(&prefill_wgmma::PREFILL_WGMMA, &[
-    hopper(( 64,  64), PackedAndByMask, Split, ( 64, 128,  8)),
-    hopper((128, 128), PackedAndByMask, Split, ( 64, 128,  8)),
+    //     (D,  value) ratio            made for    (q,  kv, warps)
+    hopper(( 64,  64), PackedAndByMask, ShortSplit, ( 64, 128,  8)),
+    hopper(( 64,  64), PackedAndByMask, Split,      (128, 128, 12)),
+    hopper(( 96,  96), ByMask,          ShortSplit, ( 64, 128,  8)),
+    hopper(( 96,  96), ByMask,          Split,      (128, 128, 12)),
+    hopper((128, 128), PackedAndByMask, ShortSplit, ( 64, 128,  8)),
+    hopper((128, 128), PackedAndByMask, Split,      (128, 128, 12)),
+    hopper((256, 256), PackedAndByMask, ShortSplit, ( 64,  64,  8)),
+    hopper((256, 256), PackedAndByMask, Split,      (128,  64, 12)),
 ])];
 
 /// Every variant that is packaged, in the order of the table.

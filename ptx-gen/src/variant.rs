@@ -106,17 +106,24 @@ pub enum Form {
     Main,
     /// Half the query rows a block: more blocks, for problems that do not.
     Short,
-    /// As short, and the keys of a tile are split among the blocks of a cluster: for few rows and many keys.
+    /// Large tiles whose keys are split among the blocks of a cluster: for few rows and many keys.
     Split,
+    /// The same with half the query rows.
+    ShortSplit,
     /// Rows that start on 4 bytes instead of 16.
     Unaligned,
 }
 
 impl Form {
+    /// Whether the keys of a tile are split among the blocks of a cluster.
+    pub const fn splits_keys(self) -> bool {
+        matches!(self, Form::Split | Form::ShortSplit)
+    }
+
     /// Alignment in bytes that rows of q, k, v and o must have: the size of one copy.
     pub const fn copy_bytes(self) -> u32 {
         match self {
-            Form::Main | Form::Short | Form::Split => 16,
+            Form::Main | Form::Short | Form::Split | Form::ShortSplit => 16,
             Form::Unaligned => 4,
         }
     }
@@ -126,6 +133,7 @@ impl Form {
             Form::Main => "",
             Form::Short => "_short",
             Form::Split => "_split",
+            Form::ShortSplit => "_short_split",
             Form::Unaligned => "_unaligned",
         }
     }
@@ -317,6 +325,7 @@ impl fmt::Display for Form {
             Form::Main => "main",
             Form::Short => "short",
             Form::Split => "split",
+            Form::ShortSplit => "short_split",
             Form::Unaligned => "unaligned",
         })
     }

@@ -334,7 +334,8 @@ impl Namer {
             Inst::WgmmaCommit => "wgmma.commit_group.sync.aligned".to_owned(),
             Inst::WgmmaWait { pending } => format!("wgmma.wait_group.sync.aligned {pending}"),
             Inst::MapShared { d, addr, rank } => format!("mapa.shared::cluster.u32 {}, {}, {}", r(d), r(addr), r(rank)),
-            Inst::ClusterBarrier { wait } => format!("barrier.cluster.{}.aligned", if *wait { "wait.acquire" } else { "arrive.release" }),
+            Inst::ClusterArrive { releases } => format!("barrier.cluster.arrive.{}.aligned", if *releases { "release" } else { "relaxed" }),
+            Inst::ClusterWait => "barrier.cluster.wait.acquire.aligned".to_owned(),
             other => unreachable!("written by instruction(): {other:?}"),
         }
     }

@@ -242,8 +242,10 @@ pub enum Inst {
     WgmmaWait { pending: u32 },
     /// Address, in the cluster's shared memory, of what lies at `addr` in the shared memory of block `rank`.
     MapShared { d: RegId, addr: RegId, rank: RegId },
-    /// All threads of the cluster: arrive, or wait for the arrivals.
-    ClusterBarrier { wait: bool },
+    /// Arrives at the barrier of the cluster's threads; orders earlier writes before it if it releases.
+    ClusterArrive { releases: bool },
+    /// Waits for the arrivals of the cluster's threads.
+    ClusterWait,
 }
 
 /// Left operand of a warpgroup multiplication.
@@ -322,7 +324,7 @@ impl Inst {
         match self {
             Inst::Wgmma { .. } | Inst::WgmmaFence | Inst::WgmmaCommit | Inst::WgmmaWait { .. } => (PtxVersion(8, 0), sm_90a),
             Inst::SetMaxNReg { .. } => (PtxVersion(8, 0), sm_90a),
-            Inst::Elect { .. } | Inst::FenceMbarrierInit | Inst::FenceProxyAsync | Inst::ClusterBarrier { .. } => {
+            Inst::Elect { .. } | Inst::FenceMbarrierInit | Inst::FenceProxyAsync | Inst::ClusterArrive { .. } | Inst::ClusterWait => {
                 (PtxVersion(8, 0), sm(90))
             }
             Inst::TensorLoad { .. } | Inst::TensorStore { .. } => (PtxVersion(8, 0), sm(90)),
@@ -361,7 +363,14 @@ impl Inst {
                 | NamedBarrier { .. }
         ) || matches!(
             self,
-            SetMaxNReg { .. } | Elect { .. } | Wgmma { .. } | WgmmaFence | WgmmaCommit | WgmmaWait { .. } | ClusterBarrier { .. }
+            SetMaxNReg { .. }
+                | Elect { .. }
+                | Wgmma { .. }
+                | WgmmaFence
+                | WgmmaCommit
+                | WgmmaWait { .. }
+                | ClusterArrive { .. }
+                | ClusterWait
         )
     }
 

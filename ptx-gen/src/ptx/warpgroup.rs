@@ -83,8 +83,15 @@ impl Kernel {
     /// Waits for every thread of the cluster that has not ended; what they wrote before is visible after.
     #[track_caller]
     pub fn cluster_barrier(&self) {
-        self.push(Inst::ClusterBarrier { wait: false });
-        self.push(Inst::ClusterBarrier { wait: true });
+        self.push(Inst::ClusterArrive { releases: true });
+        self.push(Inst::ClusterWait);
+    }
+
+    /// The same, but nothing is known of what they wrote: without the wait for the writes.
+    #[track_caller]
+    pub fn await_cluster(&self) {
+        self.push(Inst::ClusterArrive { releases: false });
+        self.push(Inst::ClusterWait);
     }
 
     /// Waits for the lanes of the warp, and orders their accesses to memory.
@@ -234,7 +241,11 @@ impl<'k> Accumulator<'k> {
     /// Zeros, for `n` columns.
     #[track_caller]
     pub fn zero(k: &'k Kernel, n: u32) -> Self {
-        Accumulator { values: (0..n / 2).map(|_| k.var(0.0f32)).collect() }
+        let mut values = Vec::new();
+        for _ in 0..n / 2 {
+            values.push(k.var(0.0f32));
+        }
+        Accumulator { values }
     }
 
     /// `n` columns without values: the first multiplication must not accumulate.

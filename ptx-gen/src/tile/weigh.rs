@@ -25,7 +25,7 @@ const ROWS: usize = 2;
 const REFERENCE_FRAGMENTS: usize = 2;
 
 /// Row of a lane that value `i` of an accumulator belongs to.
-fn row_of_value(i: usize) -> usize {
+pub fn row_of_value(i: usize) -> usize {
     i / 2 % ROWS
 }
 
@@ -68,6 +68,12 @@ impl<'k, E: Weight> Rows<'k, E> {
     pub fn clear_from(&self, from: u32) {
         let zero = self.k.constant(0u32).reinterpret::<Bits32>();
         self.p[from as usize / 4..].iter().for_each(|p| p.set(zero));
+    }
+
+    /// Makes the rows what they are before their first key.
+    pub fn reset(&self) {
+        self.m.map(|m| m.set(f32::NEG_INFINITY));
+        self.l.map(|l| l.set(0.0f32));
     }
 
     /// Starts a tile: the reference comes from the first columns of its first block.
@@ -157,7 +163,8 @@ impl<'k, E: Weight> Rows<'k, E> {
         [m[0], m[1], l[0], l[1]]
     }
 
-    /// Takes in m and l of another share of the keys. What O of this one, and of the other, is to be multiplied by.
+    /// Takes in m and l of another share of the keys. What O of the rows, and of that share, is to be multiplied by: 0 where
+    /// no key was seen.
     pub fn merge(&self, other: [Reg<'k, f32>; 4]) -> [PerRow<Reg<'k, f32>>; 2] {
         let (old, other_m) = (self.m.get(), PerRow(vec![other[0], other[1]]));
         let m = old.max(&other_m);

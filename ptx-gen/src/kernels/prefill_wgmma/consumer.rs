@@ -16,15 +16,14 @@ use crate::tile::product::{N8, Scores};
 use crate::tile::rows::PerRow;
 use crate::tile::stream::QueryTile;
 use crate::tile::weigh::{Rows, Weight};
-use crate::variant::Form;
 
 /// Consumes the stream.
 pub fn run<'k, E: Weight>(block: &Block<'_, 'k>, warpgroup: Reg<'k, u32>) {
     let mut acc = Accumulators { s: Accumulator::unset(block.k, block.t.block_kv), o: Accumulator::unset(block.k, block.t.value_dim) };
     let consumer = Consumer::<E>::new(block, warpgroup);
-    match (block.t.form, block.layout.q.stages) {
-        (Form::Split, _) => consumer.consume_share(&mut acc),
-        (_, 1) => consumer.consume(&mut acc),
+    match (block.t.form.splits_keys(), block.layout.q.stages) {
+        (true, _) => consumer.consume_share(&mut acc),
+        (false, 1) => consumer.consume(&mut acc),
         _ => consumer.consume_ahead(&mut acc),
     }
 }
@@ -64,7 +63,7 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         let warp_row = ((thread >> 5).broadcast() & (WARPS - 1)) * WARP_ROWS;
         let one_of_warp = k.elect();
         let order = match consumers(t) {
-            2 if layout.q.stages == 2 => Order::Exponentials,
+            2 if layout.q.stages == 2 || t.form.splits_keys() => Order::Exponentials,
             3 => Order::Products,
             _ => Order::Free,
         };
@@ -95,7 +94,7 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         Part::new(self.block, tile, self.first_row)
     }
 
-    /// This block's share of its cluster's tile; the first block of the cluster merges them.
+    /// This block's share of its cluster's tile, then its slices of what all blocks of the cluster found.
     fn consume_share(&self, acc: &mut Accumulators<'k>) {
         let k = self.k;
         let (tile, before) = self.block.order.share(self.await_tile());
@@ -104,18 +103,18 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         self.walk(acc, self.part(tile).of_share(before), k.constant(0));
         self.values.stage.await_full();
         let o = self.issue_output(&mut acc.o, self.block_kv()).await_leaving(0);
-        k.note("The shares of the other blocks, through the shared memory of the cluster");
-        let shares = Shares::new(self.block);
-        let rank = k.special(Special::ClusterRank);
-        let is_first = rank.eq(0u32);
-        k.when(rank.gt(0u32), || shares.leave(&self.rows, o));
+        k.note("The shares are left to the cluster, and each block merges its slices of them");
+        let (shares, at) = (Shares::new(self.block), Lanes::new(k));
+        shares.leave(&self.rows, o);
         k.cluster_barrier();
-        k.when(is_first, || shares.merge(&self.rows, o));
-        k.cluster_barrier();
-        k.when(is_first, || {
-            self.write(&tile, o);
-            self.output.finish();
+        shares.each_slice(|slice| {
+            let o = shares.merge(&self.rows, slice);
+            let (factor, lse) = self.rows.finish();
+            self.output.write_slice::<E>(&tile, at, slice, &o, &factor);
+            k.when(slice.eq(0u32), || self.output.write_lse(&tile, at, &lse));
         });
+        k.await_cluster();
+        self.output.finish();
     }
 
     /// With one buffer for Q: one tile after another.

@@ -23,7 +23,7 @@
 //! 6. Warpgroups start their exponentials in turn, so that one multiplies while another is at them: without, 374/525/616/640.
 //! 7. l sums the weights after rounding, per lane, and over the four lanes that share a row only at the end.
 //! 8. The split form is for few rows over many keys: a tile takes (token, query head) pairs, so that K and V are read once
-//!    per group, and the blocks of a cluster [`share`] its keys. 16 tokens over 4,096 keys, 32 heads over 8: 14 us, against 34.
+//!    per group, and the blocks of a cluster [`share`] its keys, and then the columns of its output.
 
 mod consumer;
 mod input;
@@ -69,7 +69,13 @@ const fn consumers(t: &Tiling) -> u32 {
     t.block_q / WARPGROUP_ROWS
 }
 
-/// What the copy engine moves at once: a whole tile of Q, K and V, and rows of one warp of O.
+/// Threads of the consumer warpgroups.
+const fn consumer_threads(t: &Tiling) -> u32 {
+    consumers(t) * WARPGROUP
+}
+
+/// What the copy engine moves at once: a whole tile of Q, K and V, and rows of one warp of O, or a slice of a tile's
+/// where its keys are split.
 ///
 /// Rows of a packed group are (token, head) pairs, tokens first. They may be fewer than a tile's, and chunks must
 /// begin where the swizzle does: so they are moved chunk by chunk.
@@ -80,12 +86,14 @@ fn boxes(variant: &Variant) -> Boxes {
         TensorBox { columns: chunk, heads: 1, rows, chunks: columns / chunk }
     };
     let (k, v) = (whole(t.block_kv, t.head_dim), whole(t.block_kv, t.value_dim));
-    if is_packed(variant) {
-        let (heads, rows) = (variant.packed_heads(), variant.tile_tokens());
-        return Boxes { q: TensorBox { heads, rows, chunks: 1, ..k }, k, v, o: TensorBox { heads, rows, chunks: 1, ..v } };
-    }
-    let o = TensorBox { chunks: shared_layout(t).o_chunks, ..whole(WARP_ROWS, t.value_dim) };
-    Boxes { q: whole(t.block_q, t.head_dim), k, v, o }
+    let (heads, rows) = (variant.packed_heads(), variant.tile_tokens());
+    let q = if is_packed(variant) { TensorBox { heads, rows, chunks: 1, ..k } } else { whole(t.block_q, t.head_dim) };
+    let o = if t.form.splits_keys() {
+        TensorBox { columns: share::SLICE.columns, heads, rows, chunks: 1 }
+    } else {
+        TensorBox { chunks: shared_layout(t).o_chunks, ..whole(WARP_ROWS, t.value_dim) }
+    };
+    Boxes { q, k, v, o }
 }
 
 fn is_packed(variant: &Variant) -> bool {
@@ -102,18 +110,25 @@ struct SharedLayout {
     joined: u32,
     /// Descriptions of tiles.
     notes: u32,
-    /// Output on its way out, a slab a warp.
+    /// Output on its way out: a slab a warp, or a slab a slice where keys are split.
     o: u32,
-    /// Chunks of a slab's rows: all, or a part, in which case O leaves in turns.
+    /// Chunks of a warp's slab's rows: all, or a part, in which case O leaves in turns.
     o_chunks: u32,
+    /// m and l of a share, where keys are split.
+    sums: u32,
     end: u32,
 }
 
 /// Where tiles begin: the swizzle wants 1024-byte alignment.
 const FIRST_TILE: u32 = 1024;
 
-/// With two buffers for Q and whole slabs for O if they fit, with less of both otherwise.
+/// With two buffers for Q and whole slabs for O if they fit, with less of both otherwise. Where keys are split, a block has
+/// one tile: one buffer for Q, and what becomes of O lies where Q, K and V were.
 const fn shared_layout(t: &Tiling) -> SharedLayout {
+    if t.form.splits_keys() {
+        let rings = layout_with(t, 1, 0);
+        return SharedLayout { o: rings.q.buffers, sums: rings.end, end: rings.end + consumer_threads(t) * share::BYTES, ..rings };
+    }
     let chunks = t.value_dim / Chunk::of(t.value_dim).columns;
     let mut layout = layout_with(t, 2, chunks);
     let mut o_chunks = chunks;
@@ -145,7 +160,7 @@ const fn layout_with(t: &Tiling, q_stages: u32, o_chunks: u32) -> SharedLayout {
     let joined = v.barriers_end();
     let notes = (joined + Handoff::BYTES).next_multiple_of(2 * BARRIER_BYTES);
     let o = v.buffers_end();
-    SharedLayout { q, k, v, joined, notes, o, o_chunks, end: o + slab_bytes }
+    SharedLayout { q, k, v, joined, notes, o, o_chunks, sums: o, end: o + slab_bytes }
 }
 
 const fn shared_bytes(t: &Tiling, _: DType) -> u32 {
@@ -163,11 +178,16 @@ pub const fn assert_legal(t: &Tiling) {
         (t.block_kv * key_chunk).is_multiple_of(1024) && (t.block_kv * value_chunk).is_multiple_of(1024),
         "chunks begin where the swizzle does"
     );
-    assert!(shared_layout(t).end <= t.tiles.shared_limit(), "tiles exceed the shared memory of a block");
+    let layout = shared_layout(t);
+    if t.form.splits_keys() {
+        assert!(t.value_dim <= t.head_dim, "the slices of O lie where Q was");
+        assert!(4 * t.block_q * t.value_dim <= layout.v.buffers_end() - layout.k.buffers, "a share's O lies where K and V were");
+    }
+    assert!(layout.end <= t.tiles.shared_limit(), "tiles exceed the shared memory of a block");
 }
 
 fn build(variant: &Variant, k: &Kernel) {
-    assert!(!is_packed(variant) || consumers(&variant.tiling) == 1, "warps that share a slab are one warpgroup's");
+    assert!(!is_packed(variant) || variant.tiling.form.splits_keys(), "only slices are stored by one warp for all");
     match variant.dtype {
         DType::F16 => prefill::<F16>(k, variant),
         DType::Bf16 => prefill::<Bf16>(k, variant),
@@ -194,9 +214,10 @@ impl Block<'_, '_> {
     }
 
     /// Whether a warpgroup that the diagonal leaves half of its first block takes that half only: a second way through
-    /// a tile, for which three warpgroups have no registers, and for which ptxas finds none for one.
+    /// a tile, for which three warpgroups have no registers, and for which ptxas finds none for one. Most blocks of a
+    /// cluster do not meet the diagonal.
     fn takes_halves(&self) -> bool {
-        self.is_causal() && consumers(self.t) == 2 && self.t.block_kv > part::HALF
+        self.is_causal() && consumers(self.t) == 2 && self.t.block_kv > part::HALF && !self.t.form.splits_keys()
     }
 
     /// Whether scores are rebuilt in a loop over chunks. Unrolled, the loads take the registers of the whole kernel, and
@@ -248,7 +269,8 @@ fn prefill<E: Weight>(k: &Kernel, variant: &Variant) {
     ]);
 }
 
-/// Makes a ring's buffers zero: rows that no copy brings must not hold NaN, which would look like weights that overflow.
+/// Makes a ring's buffers zero: rows that no copy brings must not hold NaN, which would look like weights that overflow. The
+/// last round may reach beyond, into buffers that no copy has filled yet.
 fn clear(block: &Block<'_, '_>, ring: Ring) {
     const BYTES: u32 = 16;
     let k = block.k;

@@ -1,17 +1,18 @@
 //! A warp's way to write its rows of O and of the log-sum-exp.
 
-use super::{Block, WARP_ROWS, WARPS, is_packed};
+use super::share::SLICE;
+use super::{Block, WARP_ROWS, consumer_threads};
 use crate::ptx::builder::Kernel;
 use crate::ptx::types::{Bits32, Ptr, Reg};
-use crate::ptx::warpgroup::{Accumulator, TensorMap, WARPGROUP};
+use crate::ptx::warpgroup::{Accumulator, TensorMap};
 use crate::tile::element::{F32, Half};
 use crate::tile::lanes::Lanes;
 use crate::tile::operand::{Chunk, LaneRows};
 use crate::tile::rows::PerRow;
 use crate::tile::stream::QueryTile;
 
-/// Named barrier of the only consumer warpgroup, whose warps share a slab or leave a share; smaller numbers are the turns'.
-pub const WARPGROUP_BARRIER: u32 = 4;
+/// Named barrier of all consumers, which leave a share or fill a slab together; smaller numbers are the turns'.
+pub const CONSUMERS_BARRIER: u32 = 4;
 
 /// A warp's output: a slab of shared memory, which the copy engine empties while the warp goes on.
 #[derive(Clone, Copy)]
@@ -43,19 +44,8 @@ impl<'a, 'k> Output<'a, 'k> {
         let k = self.k;
         // Indices are computed anew: carried through the loops they would cost registers there.
         let at = Lanes::new(k);
-        let words: Vec<_> = (0..o.values().len())
-            .step_by(2)
-            .map(|i| {
-                let [lo, hi] = [i, i + 1].map(|i| o.values()[i].get() * factor.0[i / 2 % 2]);
-                k.pack(E::MMA, lo, hi)
-            })
-            .collect();
-        if is_packed(self.block.variant) {
-            self.write_packed::<E>(tile, at, &words);
-        } else {
-            self.write_rows::<E>(tile, at, &words);
-        }
-        k.when(k.param::<u64>("lse").gt(0u64), || self.write_lse(tile, at, lse));
+        self.write_rows::<E>(tile, at, &words::<E>(k, o, factor));
+        self.write_lse(tile, at, lse);
     }
 
     /// A warp's rows are tokens: it stores them by itself, through its own slab, as many chunks at once as that holds.
@@ -78,32 +68,35 @@ impl<'a, 'k> Output<'a, 'k> {
         }
     }
 
-    /// Rows are (token, head) pairs, and a token's may lie in two warps: the warpgroup stores them together.
-    fn write_packed<E: Half>(&self, tile: &QueryTile<Reg<'k, u32>>, at: Lanes<'k>, words: &[Reg<'k, Bits32>]) {
+    /// Writes a slice of the columns of `tile`: O times `factor`. One warp stores it for all consumers, since rows may be
+    /// (token, head) pairs, and a token's may lie in two warps. Every slice has a slab of its own, so that no store is
+    /// waited for.
+    pub fn write_slice<E: Half>(
+        &self,
+        tile: &QueryTile<Reg<'k, u32>>,
+        at: Lanes<'k>,
+        slice: Reg<'k, u32>,
+        o: &Accumulator<'k>,
+        factor: &PerRow<Reg<'k, f32>>,
+    ) {
         let (k, Block { t, shared, layout, variant, .. }) = (self.k, *self.block);
-        let chunk = Chunk::of(t.value_dim);
-        let slab = shared + layout.o;
-        let rows = LaneRows::left(self.warp_row.mul_add(chunk.row_bytes(), slab), at.lane, chunk, t.block_q);
-        let storing = (at.warp & (WARPS - 1)).eq(0u32);
-        k.note("O / l to the slab, once the previous stores have read it");
-        k.when(storing, || k.guarded(self.elected, || k.await_stores_read(0)));
-        k.named_barrier_wait(k.constant(WARPGROUP_BARRIER), WARPGROUP);
-        store_words::<E>(k, &rows, words);
+        let slab = slice.mul_add(t.block_q * SLICE.row_bytes(), shared) + layout.o;
+        let rows = LaneRows::left(self.warp_row.mul_add(SLICE.row_bytes(), slab), at.lane, SLICE, t.block_q);
+        k.note("O / l to the slice's slab");
+        store_words::<E>(k, &rows, &words::<E>(k, o, factor));
         k.fence_shared_for_async();
-        k.named_barrier_wait(k.constant(WARPGROUP_BARRIER), WARPGROUP);
-        let (column, first_head) = (k.constant(0u32), tile.head * variant.packed_heads());
-        let first_token = tile.row * variant.tile_tokens();
-        let chunks: Vec<_> = (0..t.value_dim / chunk.columns).map(|c| (k.constant(c), c * t.block_q * chunk.row_bytes())).collect();
-        k.when(storing, || {
-            k.guarded(self.elected, || {
-                for (c, offset) in &chunks {
-                    self.map.store(&[column, first_head, first_token, *c, tile.batch], (slab, *offset));
-                }
-            });
-        });
+        k.named_barrier_wait(k.constant(CONSUMERS_BARRIER), consumer_threads(t));
+        let (first_head, first_token) = (tile.head * variant.packed_heads(), tile.row * variant.tile_tokens());
+        let at_slice = [k.constant(0u32), first_head, first_token, slice, tile.batch];
+        k.when(self.warp_row.eq(0u32), || k.guarded(self.elected, || self.map.store(&at_slice, (slab, 0))));
     }
 
-    fn write_lse(&self, tile: &QueryTile<Reg<'k, u32>>, at: Lanes<'k>, lse: &PerRow<Reg<'k, f32>>) {
+    /// Writes the log-sum-exp of the rows of `tile` if the caller wants it.
+    pub fn write_lse(&self, tile: &QueryTile<Reg<'k, u32>>, at: Lanes<'k>, lse: &PerRow<Reg<'k, f32>>) {
+        self.k.when(self.k.param::<u64>("lse").gt(0u64), || self.store_lse(tile, at, lse));
+    }
+
+    fn store_lse(&self, tile: &QueryTile<Reg<'k, u32>>, at: Lanes<'k>, lse: &PerRow<Reg<'k, f32>>) {
         let (k, variant) = (self.k, self.block.variant);
         let (heads, tokens) = (variant.packed_heads(), variant.tile_tokens());
         let (q_len, first_token) = (k.param::<u32>("q_len"), tile.row * tokens);
@@ -122,6 +115,17 @@ impl<'a, 'k> Output<'a, 'k> {
     pub fn finish(&self) {
         self.k.guarded(self.elected, || self.k.await_stores());
     }
+}
+
+/// The lane's values of O, each row times its factor, in pairs of 16-bit values.
+fn words<'k, E: Half>(k: &'k Kernel, o: &Accumulator<'k>, factor: &PerRow<Reg<'k, f32>>) -> Vec<Reg<'k, Bits32>> {
+    (0..o.values().len())
+        .step_by(2)
+        .map(|i| {
+            let [lo, hi] = [i, i + 1].map(|i| o.values()[i].get() * factor.0[i / 2 % 2]);
+            k.pack(E::MMA, lo, hi)
+        })
+        .collect()
 }
 
 /// Stores a warp's packed output to its rows of a slab.

@@ -1,4 +1,6 @@
 //! A warpgroup's part of a tile: which keys its rows see, and in which blocks they need a mask.
+//!
+//! Where rows are (token, head) pairs, the heads of a token may be divided between two warpgroups.
 
 use super::{Block, WARPGROUP_ROWS};
 use crate::ptx::types::Reg;
@@ -32,9 +34,29 @@ impl<'a, 'k> Part<'a, 'k> {
         self.block.t.block_kv
     }
 
-    /// Tokens that the rows belong to.
+    /// Whether each token's rows are one warpgroup's.
+    fn is_cut_between_tokens(&self) -> bool {
+        WARPGROUP_ROWS.is_multiple_of(self.block.variant.packed_heads())
+    }
+
+    /// Tokens that the rows belong to, at most.
     fn tokens(&self) -> u32 {
-        WARPGROUP_ROWS.min(self.block.variant.tile_tokens())
+        let heads = self.block.variant.packed_heads();
+        // Else the first and the last one may have a single row each.
+        if self.is_cut_between_tokens() { WARPGROUP_ROWS / heads } else { (WARPGROUP_ROWS - 2) / heads + 2 }
+    }
+
+    /// Token of the first row, in the tile.
+    fn first_token(&self) -> Reg<'k, u32> {
+        let heads = self.block.variant.packed_heads();
+        if heads > 1 { self.first_row / heads } else { self.first_row }
+    }
+
+    /// Token of a row of the warpgroup, from that of the first one on.
+    fn token(&self, row: Reg<'k, u32>) -> Reg<'k, u32> {
+        let heads = self.block.variant.packed_heads();
+        let from_its_first_row = if self.is_cut_between_tokens() { row } else { row + self.first_row % heads };
+        from_its_first_row / heads
     }
 
     fn kv_len(&self) -> Reg<'k, i32> {
@@ -44,10 +66,11 @@ impl<'a, 'k> Part<'a, 'k> {
     /// Last key that the first row sees under the causal mask; negative if none.
     fn last_key(&self) -> Reg<'k, i32> {
         let offset = self.kv_len() - self.block.k.param::<u32>("q_len").to_i32();
-        self.tile.row.mul_add(self.block.variant.tile_tokens(), self.first_row).to_i32() + offset
+        self.tile.row.mul_add(self.block.variant.tile_tokens(), self.first_token()).to_i32() + offset
     }
 
-    /// Keys of the tile's first (rightmost) block that the last row sees; 0 or less if none.
+    /// Keys of the tile's first (rightmost) block that the last row sees, or would see if it belonged to the last of as many
+    /// tokens as there may be; 0 or less if none.
     fn keys_in_first(&self) -> Reg<'k, i32> {
         let kv_len = self.kv_len();
         let seen = if self.block.is_causal() { (self.last_key() + self.tokens() as i32).min(kv_len) } else { kv_len };
@@ -102,7 +125,7 @@ impl<'a, 'k> Part<'a, 'k> {
         if !self.block.is_causal() {
             return PerRow::from_fn(2, |_| kv_len - column);
         }
-        let token = |i: u32| ((lane_row + 8 * i) / self.block.variant.packed_heads()).to_i32();
+        let token = |i: u32| self.token(lane_row + 8 * i).to_i32();
         PerRow::from_fn(2, |i| (self.last_key() + token(i as u32) + 1).min(kv_len) - column)
     }
 }

@@ -10,7 +10,6 @@ use crate::tile::claims::Claims;
 use crate::tile::operand::Chunk;
 use crate::tile::ring::{Ring, Stage};
 use crate::tile::stream::QueryTile;
-use crate::variant::Form;
 
 /// Blocks of keys still to fetch when the next tile is claimed: late, since early claims unbalance the end of the grid,
 /// but early enough to hide the claim's latency.
@@ -29,14 +28,14 @@ pub fn run(block: &Block<'_, '_>) {
     k.when(warp.eq(0u32), || {
         k.elected(|| {
             let producer = Producer::new(block, claims, maps);
-            match (block.t.form, block.layout.q.stages) {
-                (Form::Split, _) => producer.produce_share(),
-                (_, 1) => producer.produce(),
+            match (block.t.form.splits_keys(), block.layout.q.stages) {
+                (true, _) => producer.produce_share(),
+                (false, 1) => producer.produce(),
                 _ => producer.produce_ahead(),
             }
         });
     });
-    if block.t.form != Form::Split {
+    if !block.t.form.splits_keys() {
         k.when(warp.eq(1u32).and(claims.needed()), || k.elected(|| claims.join()));
     }
 }
