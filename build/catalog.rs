@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use super::assemble::{Assembled, Cubin};
 use super::kernel::Kernel;
-use super::manifest::{Arch, Group, Schedule, Variant};
+use super::manifest::{Arch, Group, Schedule, TensorBox, Variant};
 use super::ptxas::Found;
 use super::settings::Settings;
 use super::{empty_dir, write_file};
@@ -83,23 +83,28 @@ fn entry(text: &mut String, kernel: &Kernel, assembled: &Assembled, checker: &st
     field("block_kv", &v.block_kv);
     field("threads", &v.threads);
     field("shared_bytes", &v.shared_bytes);
-    field("schedule", &schedule_literal(v.schedule));
+    field("schedule", &schedule_literal(&v.schedule));
     field("models", &format!("{:?}", v.models));
     field("cubins", &format!("&[{cubins}]"));
     field("ptx", &ptx.unwrap_or_else(|| "None".to_owned()));
     text.push_str("    },\n");
 }
 
-fn schedule_literal(schedule: Schedule) -> String {
-    let (kind, boxes) = match schedule {
-        Schedule::Grid => return "Schedule::Grid".to_owned(),
-        Schedule::Persistent(boxes) => ("Persistent", boxes),
-        Schedule::Split(boxes) => ("Split", boxes),
-    };
+fn schedule_literal(schedule: &Schedule) -> String {
+    match schedule {
+        Schedule::Grid => "Schedule::Grid".to_owned(),
+        Schedule::Persistent(boxes) => format!("Schedule::Persistent({})", boxes_literal(boxes)),
+        Schedule::Split(boxes, clusters) => {
+            format!("Schedule::Split {{ boxes: {}, clusters: &{clusters:?} }}", boxes_literal(boxes))
+        }
+    }
+}
+
+fn boxes_literal(boxes: &[TensorBox; 4]) -> String {
     let [q, k, v, o] = boxes.map(|[columns, heads, rows, chunks]| {
         format!("TensorBox {{ columns: {columns}, heads: {heads}, rows: {rows}, chunks: {chunks} }}")
     });
-    format!("Schedule::{kind}(Boxes {{ q: {q}, k: {k}, v: {v}, o: {o} }})")
+    format!("Boxes {{ q: {q}, k: {k}, v: {v}, o: {o} }}")
 }
 
 fn cubin_literal(variant: &Variant, cubin: &Cubin, checker: &str) -> String {

@@ -70,14 +70,14 @@ pub enum Mask {
 }
 
 /// How a kernel's tiles are shared out among blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Schedule {
     /// A block for each tile.
     Grid,
     /// Blocks that stay and claim tiles; the boxes of the tensor maps of q, k, v and o.
     Persistent([TensorBox; 4]),
-    /// A cluster of blocks for each tile; the boxes likewise.
-    Split([TensorBox; 4]),
+    /// A cluster of blocks for each tile; the boxes likewise, and the sizes that a cluster can have.
+    Split([TensorBox; 4], Vec<u32>),
 }
 
 /// A box of a tensor map: columns, heads, rows and chunks.
@@ -200,19 +200,23 @@ fn variant(line: &str) -> Result<Variant> {
     })
 }
 
-/// `grid`, or `persistent:64x1x128x2,64x1x128x2,64x1x128x2,64x1x16x2`, or the same with `split`.
+/// `grid`; `persistent:64x1x128x2,64x1x128x2,64x1x128x2,64x1x16x2`; or `split:1,2,4,8:` and boxes.
 fn schedule(text: &str) -> Result<Schedule> {
-    let (kind, boxes) = text.split_once(':').unwrap_or((text, ""));
-    let with_boxes = match kind {
-        "grid" if boxes.is_empty() => return Ok(Schedule::Grid),
-        "persistent" => Schedule::Persistent,
-        "split" => Schedule::Split,
+    match text.split(':').collect::<Vec<_>>()[..] {
+        ["grid"] => Ok(Schedule::Grid),
+        ["persistent", boxes] => Ok(Schedule::Persistent(four_boxes(boxes)?)),
+        ["split", clusters, boxes] => {
+            let clusters = clusters.split(',').map(str::parse).collect::<Result<_, _>>();
+            Ok(Schedule::Split(four_boxes(boxes)?, clusters.with_context(|| format!("launch={text}: the sizes of a cluster"))?))
+        }
         _ => bail!("launch={text}: expected grid, persistent:… or split:…"),
-    };
+    }
+}
+
+fn four_boxes(text: &str) -> Result<[TensorBox; 4]> {
     let sizes = |text: &str| text.split('x').map(|size| size.parse().ok()).collect::<Option<Vec<u32>>>()?.try_into().ok();
-    let boxes: Option<Vec<TensorBox>> = boxes.split(',').map(sizes).collect();
-    let boxes = boxes.and_then(|boxes| boxes.try_into().ok());
-    boxes.map(with_boxes).with_context(|| format!("launch={text}: expected four boxes such as 64x1x128x2"))
+    let boxes: Option<Vec<TensorBox>> = text.split(',').map(sizes).collect();
+    boxes.and_then(|boxes| boxes.try_into().ok()).with_context(|| format!("launch: '{text}': expected four boxes such as 64x1x128x2"))
 }
 
 fn ptx_version(text: &str) -> Result<(u32, u32)> {

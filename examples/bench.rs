@@ -21,8 +21,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use attnpack::cudarc::driver::CudaStream;
-use attnpack::{Code, Device, Pointers, Problem, build_info, catalog};
+use attnpack::{Code, Device, Pointers, Problem, Schedule, build_info, catalog};
 use inputs::InputSet;
+use reference::kernels::in_clusters;
 use serde_json::{Value, json};
 use shape::BenchShape;
 use support::{context, describe, driver_error, driver_version, launch_us};
@@ -34,6 +35,7 @@ usage: cargo run --release --example bench -- [OPTIONS] SHAPE...
   --json FILE   shapes from a file: [{\"set\", \"b\", \"sq\", \"sk\", \"hq\", \"hk\", \"d\", \"causal\", \"dtype\"}, ...]
   --set NAME    of the file, only the shapes of this set
   --entry NAME  this kernel, whatever dispatch would choose
+  --cluster N   with a kernel that splits the keys of a tile: among N blocks
   --sets N      N sets of tensors in turn; without it, as many as exceed twice the L2 cache, at least 2
   --out FILE    the results as JSON, too";
 
@@ -41,6 +43,7 @@ usage: cargo run --release --example bench -- [OPTIONS] SHAPE...
 struct Options {
     shapes: Vec<BenchShape>,
     entry: Option<String>,
+    cluster: Option<u32>,
     sets: Option<usize>,
     out: Option<String>,
 }
@@ -75,6 +78,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, Stri
             "--json" => options.shapes.extend(BenchShape::read_json(&value()?)?),
             "--set" => set = Some(value()?),
             "--entry" => options.entry = Some(value()?),
+            "--cluster" => options.cluster = Some(value()?.parse().ok().filter(|blocks| *blocks > 0).ok_or("--cluster needs a number above 0")?),
             "--sets" => options.sets = Some(value()?.parse().ok().filter(|sets| *sets > 0).ok_or("--sets needs a number above 0")?),
             "--out" => options.out = Some(value()?),
             "--help" | "-h" => return Ok(None),
@@ -86,7 +90,11 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, Stri
     if options.shapes.is_empty() {
         return Err("there is no shape to time".to_owned());
     }
+    let splits = |name: &String| catalog().iter().any(|entry| entry.name == name && matches!(entry.schedule, Schedule::Split { .. }));
     match &options.entry {
+        entry if options.cluster.is_some() && !entry.as_ref().is_some_and(splits) => {
+            Err("--cluster needs the --entry of a kernel that splits the keys of a tile".to_owned())
+        }
         Some(name) if catalog().iter().all(|entry| entry.name != name) => Err(format!("this build has no kernel '{name}'")),
         _ => Ok(Some(options)),
     }
@@ -98,8 +106,11 @@ fn bench(options: &Options) -> Result<(), String> {
     unsafe { context(&device)?.disable_event_tracking() };
     let stream = context(&device)?.new_stream().map_err(driver_error)?;
     let device = match options.entry.as_ref().and_then(|name| catalog().iter().find(|entry| entry.name == name)) {
-        // SAFETY: the entry is a packaged one.
-        Some(entry) => unsafe { device.with_catalog(std::slice::from_ref(entry)) },
+        Some(entry) => {
+            let entry = options.cluster.map_or(entry, |blocks| in_clusters(entry, Box::leak(Box::new(blocks))));
+            // SAFETY: the entry is a packaged one.
+            unsafe { device.with_catalog(std::slice::from_ref(entry)) }
+        }
         None => device,
     };
     say!("{}, attnpack {}, {}", describe(&device), env!("CARGO_PKG_VERSION"), support::ptxas_version());

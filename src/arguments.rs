@@ -4,11 +4,11 @@ use std::f64::consts::LOG2_E;
 use std::ffi::c_void;
 use std::ptr;
 
-use crate::catalog::{Boxes, Schedule};
+use crate::catalog::{Boxes, Schedule, TensorBox};
 use crate::dispatch::Choice;
 use crate::driver::Driver;
 use crate::error::Result;
-use crate::grid::Grid;
+use crate::grid::{Grid, packed_tokens};
 use crate::launch::Pointers;
 use crate::problem::Problem;
 use crate::shape::{Mask, Operand};
@@ -45,7 +45,17 @@ impl Arguments {
     ) -> Result<Self> {
         match &choice.entry.schedule {
             Schedule::Grid => Ok(Arguments::ByAddress(by_address(problem, pointers, grid.longest_first(multiprocessors)))),
-            Schedule::Persistent(boxes) | Schedule::Split(boxes) => by_map(driver, problem, pointers, boxes, grid).map(Arguments::ByMap),
+            Schedule::Persistent(boxes) => {
+                let heads = Packed { heads: 1, tokens: choice.entry.block_q };
+                by_map(driver, problem, pointers, boxes, grid, heads).map(Arguments::ByMap)
+            }
+            Schedule::Split { boxes, .. } => {
+                let heads = problem.group();
+                let packed = Packed { heads, tokens: packed_tokens(choice.entry.block_q, heads) };
+                let pack = |one_head: TensorBox| TensorBox { heads, rows: packed.tokens, ..one_head };
+                let boxes = Boxes { q: pack(boxes.q), o: pack(boxes.o), ..*boxes };
+                by_map(driver, problem, pointers, &boxes, grid, packed).map(Arguments::ByMap)
+            }
         }
     }
 
@@ -97,7 +107,13 @@ fn by_address(problem: &Problem, pointers: &Pointers, longest_first: u32) -> Pre
     }
 }
 
-fn by_map(driver: &Driver, problem: &Problem, pointers: &Pointers, boxes: &Boxes, grid: &Grid) -> Result<PrefillTmaParams> {
+/// What a tile's rows are: some tokens, of one query head or of all of a group.
+struct Packed {
+    heads: u32,
+    tokens: u32,
+}
+
+fn by_map(driver: &Driver, problem: &Problem, pointers: &Pointers, boxes: &Boxes, grid: &Grid, packed: Packed) -> Result<PrefillTmaParams> {
     let map = |operand, copied| {
         let layout = tensor_map::layout(problem, operand, pointers.address(operand), copied);
         driver.encode_tensor_map(&layout).map(TensorMap)
@@ -129,6 +145,8 @@ fn by_map(driver: &Driver, problem: &Problem, pointers: &Pointers, boxes: &Boxes
         q_len: shape.q_len,
         kv_len: shape.kv_len,
         scale_log2: scale_log2(problem),
+        packed_heads: packed.heads,
+        tile_tokens: packed.tokens,
     })
 }
 

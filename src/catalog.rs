@@ -5,7 +5,7 @@ use std::fmt;
 use crate::shape::DType;
 
 /// One kernel variant: everything that dispatch and launch need to know about it.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Entry {
     /// Name of the variant, of its files and of its entry point.
     pub name: &'static str,
@@ -58,7 +58,7 @@ pub struct Cubin {
 }
 
 /// PTX of a kernel.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Ptx {
     /// The text.
     pub text: &'static str,
@@ -116,8 +116,14 @@ pub enum Schedule {
     /// As many blocks as there are multiprocessors, which stay and claim tiles, and no more blocks than tiles. Tensors by
     /// tensor maps with these boxes.
     Persistent(Boxes),
-    /// A cluster of blocks for each tile; each block takes a share of its keys. Tensors by tensor maps with these boxes.
-    Split(Boxes),
+    /// A cluster of blocks for each tile; each block takes a share of its keys. A tile has the query tokens of all heads of a
+    /// group, as many as there are rows for. Tensors by tensor maps.
+    Split {
+        /// Of the tensor maps; those of q and o for one head.
+        boxes: Boxes,
+        /// Sizes that a cluster can have; dispatch picks one for each launch.
+        clusters: &'static [u32],
+    },
 }
 
 impl Schedule {
@@ -125,7 +131,7 @@ impl Schedule {
     pub fn boxes(&self) -> Option<&Boxes> {
         match self {
             Schedule::Grid => None,
-            Schedule::Persistent(boxes) | Schedule::Split(boxes) => Some(boxes),
+            Schedule::Persistent(boxes) | Schedule::Split { boxes, .. } => Some(boxes),
         }
     }
 }

@@ -53,7 +53,7 @@ pub(crate) fn estimate(entry: &Entry, grid: &Grid, problem: &Problem, device: Ca
         // The first rows see nothing; the last kv_len see 1, 2, ... kv_len keys.
         Mask::Causal => kv_len * (kv_len + 1.0) / 2.0 / q_len,
     };
-    if let Schedule::Split(_) = entry.schedule {
+    if let Schedule::Split { .. } = entry.schedule {
         let time = split(entry, grid, kv_len, device.multiprocessors.max(1));
         return [time, time];
     }
@@ -61,7 +61,7 @@ pub(crate) fn estimate(entry: &Entry, grid: &Grid, problem: &Problem, device: Ca
     let change = if let Schedule::Persistent(_) = entry.schedule { f64::from(entry.block_kv) } else { 0.0 };
     let pair = match entry.schedule {
         Schedule::Persistent(_) if entry.block_q < LARGE_ROWS => PERSISTENT * ONE_WARPGROUP,
-        Schedule::Persistent(_) | Schedule::Split(_) => PERSISTENT,
+        Schedule::Persistent(_) | Schedule::Split { .. } => PERSISTENT,
         Schedule::Grid if entry.block_q < LARGE_ROWS => small_tile(entry.head_dim),
         Schedule::Grid => 1.0,
     };
@@ -84,7 +84,7 @@ fn split(entry: &Entry, grid: &Grid, kv_len: f64, multiprocessors: u32) -> f64 {
     let step = f64::from(entry.block_kv);
     let keys = (kv_len / step / cluster).ceil() * step;
     let pair = if entry.block_q < LARGE_ROWS { PERSISTENT * ONE_WARPGROUP } else { PERSISTENT };
-    let at_once = f64::from((multiprocessors / grid.cluster()).max(1));
+    let at_once = f64::from((multiprocessors / grid.cluster().max(1)).max(1));
     let turns = (grid.tiles() as f64 / at_once).ceil();
     turns * rows * (keys + MERGE_STEPS * step) * pair * ALONE
 }

@@ -253,7 +253,12 @@ impl Entry {
     }
 
     pub(crate) fn serves_group(&self, group: u32) -> bool {
-        self.group == Group::Any || self.group == Group::Packed(group)
+        match (self.group, self.schedule) {
+            (Group::Packed(packed), _) => packed == group,
+            // A tile has the rows of a token's heads.
+            (Group::Any, Schedule::Split { .. }) => group <= self.block_q,
+            (Group::Any, Schedule::Grid | Schedule::Persistent(_)) => true,
+        }
     }
 
     /// The code for a device, or `None` when it has none or its tiles do not fit.

@@ -17,9 +17,6 @@ pub(crate) const LIMIT_CLAIMS: u64 = (1 << 23) - 1;
 const SECTION_BYTES: u64 = 32 << 20;
 const SECTION_KV_HEADS: u64 = 32;
 
-/// Blocks that can split the keys of a tile: a cluster of 8 is the largest that every GPU of an architecture runs.
-const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
-
 /// The tiles of one launch: query rows of one head, or of one group of heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
@@ -47,22 +44,21 @@ impl Grid {
     /// where blocks split the keys of a tile.
     pub(crate) fn all(entry: &Entry, problem: &Problem) -> impl Iterator<Item = Self> + use<> {
         let shape = *problem.shape();
-        let heads = if entry.group == Group::Any { shape.q_heads } else { shape.kv_heads };
-        // A row is a query token, or a pair of token and query head where a group is packed. Tiles that are copied by tensor
-        // maps are boxes of tokens and heads.
-        let tiles = match (entry.schedule.boxes(), entry.group) {
-            (Some(boxes), _) => Some(shape.q_len.div_ceil(boxes.q.rows.max(1))),
-            (None, Group::Packed(group)) => shape.q_len.checked_mul(group).map(|rows| rows.div_ceil(entry.block_q.max(1))),
-            (None, Group::Any) => Some(shape.q_len.div_ceil(entry.block_q.max(1))),
+        let block_q = entry.block_q.max(1);
+        let (heads, tiles) = match (entry.schedule, entry.group) {
+            (Schedule::Split { .. }, _) => (shape.kv_heads, Some(shape.q_len.div_ceil(packed_tokens(block_q, problem.group())))),
+            // A row is a pair of token and query head, and a token's rows may be of two tiles.
+            (_, Group::Packed(group)) => (shape.kv_heads, shape.q_len.checked_mul(group).map(|rows| rows.div_ceil(block_q))),
+            (_, Group::Any) => (shape.q_heads, Some(shape.q_len.div_ceil(block_q))),
         };
-        let clusters = if let Schedule::Split(_) = entry.schedule { &CLUSTERS[..] } else { &CLUSTERS[..1] };
+        let clusters = if let Schedule::Split { clusters, .. } = entry.schedule { clusters } else { &[1] };
         let schedule = entry.schedule;
         clusters.iter().filter_map(move |&cluster| {
             let grid = |blocks| Some(Grid { heads, tiles: tiles?, batch: shape.batch, blocks });
             match schedule {
                 Schedule::Grid => grid(Blocks::OnePerTile).filter(|grid| grid.tiles <= LIMIT_YZ),
                 Schedule::Persistent(_) => grid(Blocks::Persistent).filter(|grid| grid.tiles() <= LIMIT_CLAIMS),
-                Schedule::Split(_) => grid(Blocks::Cluster(cluster)).filter(|grid| grid.tiles() * u64::from(cluster) <= LIMIT_X),
+                Schedule::Split { .. } => grid(Blocks::Cluster(cluster)).filter(|grid| grid.tiles() * u64::from(cluster) <= LIMIT_X),
             }
         })
     }
@@ -129,19 +125,21 @@ impl Grid {
     }
 }
 
+/// Tokens of a tile that has the rows of all heads of a group.
+pub(crate) fn packed_tokens(block_q: u32, group: u32) -> u32 {
+    (block_q / group.max(1)).max(1)
+}
+
 impl Entry {
     /// The longest q_len that one launch takes.
     pub(crate) fn longest(&self) -> u64 {
-        match self.schedule {
-            Schedule::Persistent(boxes) => return LIMIT_CLAIMS * u64::from(boxes.q.rows),
-            Schedule::Split(boxes) => return LIMIT_X * u64::from(boxes.q.rows),
-            Schedule::Grid => {}
+        let rows = u64::from(self.block_q);
+        match (self.schedule, self.group) {
+            (Schedule::Persistent(_), _) => LIMIT_CLAIMS * rows,
+            (Schedule::Split { .. }, _) => LIMIT_X,
+            (Schedule::Grid, Group::Any) => u64::from(LIMIT_YZ) * rows,
+            (Schedule::Grid, Group::Packed(group)) => u64::from(LIMIT_YZ) * rows / u64::from(group.max(1)),
         }
-        let heads = match self.group {
-            Group::Any => 1,
-            Group::Packed(group) => u64::from(group.max(1)),
-        };
-        u64::from(LIMIT_YZ) * u64::from(self.block_q) / heads
     }
 }
 

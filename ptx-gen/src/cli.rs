@@ -40,10 +40,8 @@ fn print(out: &mut dyn Write, text: &str) -> Result<(), String> {
 
 fn list() -> String {
     let mut text = format!("{:<52} {:>9} {:>8} {:>7}  {:<38} models\n", "variant", "tile", "threads", "shared", "cubins");
-    let packaged = table::variants().into_iter().map(|v| (v, v.archs().collect::<Vec<_>>().join(" ")));
-    let unpackaged = table::unpackaged().into_iter().map(|v| (v, "not packaged yet".to_owned()));
-    for (v, cubins) in packaged.chain(unpackaged) {
-        let t = &v.tiling;
+    for v in table::variants() {
+        let (t, cubins) = (&v.tiling, v.archs().collect::<Vec<_>>().join(" "));
         text.push_str(&format!(
             "{:<52} {:>9} {:>8} {:>7}  {:<38} {}\n",
             v.name(),
@@ -58,7 +56,7 @@ fn list() -> String {
 }
 
 fn show(name: &str) -> Result<String, String> {
-    let variants = [table::variants(), table::unpackaged()].concat();
+    let variants = table::variants();
     let variant = variants.iter().find(|v| v.name() == name);
     let variant = variant.ok_or_else(|| format!("no variant is named '{name}'; `ptx-gen list` prints all"))?;
     Ok(variant.build().emit()?.ptx)

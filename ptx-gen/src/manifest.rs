@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::params;
 use crate::ptx::inst::PtxVersion;
-use crate::variant::{Boxes, Form, Launch, Variant};
+use crate::variant::{Boxes, CLUSTERS, Launch, Variant};
 
 /// Version of the manifest's format. A build script refuses any other.
 pub const FORMAT: u32 = 3;
@@ -51,15 +51,19 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
     line
 }
 
-/// `grid`; or `persistent`, or `split` where the keys of a tile are split, with the boxes of the tensor maps: columns x heads x
-/// rows x chunks of q, k, v and o.
+/// `grid`; `persistent:` and the boxes of the tensor maps, columns x heads x rows x chunks of q, k, v and o; or, where the keys
+/// of a tile are split, `split:`, the sizes that a cluster can have, `:` and the boxes.
 fn launch(variant: &Variant) -> String {
     match variant.family.launch {
         Launch::Grid => "grid".to_owned(),
         Launch::Persistent(boxes) => {
             let Boxes { q, k, v, o } = boxes(variant);
             let boxes = [q, k, v, o].map(|b| format!("{}x{}x{}x{}", b.columns, b.heads, b.rows, b.chunks));
-            let schedule = if variant.tiling.form == Form::Split { "split" } else { "persistent" };
+            let schedule = if variant.tiling.form.splits_keys() {
+                format!("split:{}", CLUSTERS.map(|blocks| blocks.to_string()).join(","))
+            } else {
+                "persistent".to_owned()
+            };
             format!("{schedule}:{}", boxes.join(","))
         }
     }

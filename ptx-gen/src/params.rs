@@ -104,6 +104,8 @@ pub static PREFILL_TMA: Layout = Layout {
         field("q_len",          Ty::U32, "Query tokens."),
         field("kv_len",         Ty::U32, "Key and value tokens, at least 1."),
         field("scale_log2",     Ty::F32, "Softmax scale times log2(e), above 0."),
+        field("packed_heads",   Ty::U32, "Query heads whose rows share a tile: those of a group where keys are split, else 1."),
+        field("tile_tokens",    Ty::U32, "Query tokens of a tile."),
     ],
 };
 

@@ -55,8 +55,6 @@ enum Heads {
     Parameter,
     /// One variant for each mask that takes the ratio as a launch parameter.
     ByMask,
-    /// Both.
-    PackedAndByMask,
 }
 
 /// Element types that a row serves.
@@ -102,7 +100,7 @@ const fn hopper((head_dim, value_dim): (u32, u32), heads: Heads, form: Form, blo
 }
 
 use Form::{Main, Short, ShortSplit, Split, Unaligned};
-use Heads::{ByMask, Packed, PackedAndByMask, Parameter};
+use Heads::{ByMask, Packed, Parameter};
 use Precision::{Half, Single};
 use Tiles::{Everywhere, Large, Small};
 
@@ -131,32 +129,25 @@ static PREFILL_MMA_ROWS: &[Row] = &[
 
 #[rustfmt::skip]
 static PREFILL_WGMMA_ROWS: &[Row] = &[
-    //     (D,  value) ratio   made for (q,  kv, warps)
-    hopper(( 64,  64), ByMask, Short, ( 64, 128,  8)),
-    hopper(( 64,  64), ByMask, Main,  (192, 128, 16)),
-    hopper(( 80,  80), ByMask, Main,  (128, 128, 12)),
-    hopper(( 96,  96), ByMask, Main,  (128, 128, 12)),
-    hopper((128, 128), ByMask, Short, ( 64, 128,  8)),
-    hopper((128, 128), ByMask, Main,  (128, 128, 12)),
-    hopper((192, 128), ByMask, Main,  (128, 128, 12)),
-    hopper((192, 192), ByMask, Main,  (128,  64, 12)),
-    hopper((256, 256), ByMask, Main,  (128,  64, 12)),
+    //     (D,  value) ratio   made for    (q,  kv, warps)
+    hopper(( 64,  64), ByMask, ShortSplit, ( 64, 128,  8)),
+    hopper(( 64,  64), ByMask, Split,      (128, 128, 12)),
+    hopper(( 64,  64), ByMask, Short,      ( 64, 128,  8)),
+    hopper(( 64,  64), ByMask, Main,       (192, 128, 16)),
+    hopper(( 80,  80), ByMask, Main,       (128, 128, 12)),
+    hopper(( 96,  96), ByMask, ShortSplit, ( 64, 128,  8)),
+    hopper(( 96,  96), ByMask, Split,      (128, 128, 12)),
+    hopper(( 96,  96), ByMask, Main,       (128, 128, 12)),
+    hopper((128, 128), ByMask, ShortSplit, ( 64, 128,  8)),
+    hopper((128, 128), ByMask, Split,      (128, 128, 12)),
+    hopper((128, 128), ByMask, Short,      ( 64, 128,  8)),
+    hopper((128, 128), ByMask, Main,       (128, 128, 12)),
+    hopper((192, 128), ByMask, Main,       (128, 128, 12)),
+    hopper((192, 192), ByMask, Main,       (128,  64, 12)),
+    hopper((256, 256), ByMask, ShortSplit, ( 64,  64,  8)),
+    hopper((256, 256), ByMask, Split,      (128,  64, 12)),
+    hopper((256, 256), ByMask, Main,       (128,  64, 12)),
 ];
-
-/// Rows that are measured and not packaged yet: they want a launch in clusters, as many blocks as split the keys of a tile, which
-/// the runtime does not have.
-#[rustfmt::skip]
-static UNPACKAGED: &[(&Family, &[Row])] = &[(&prefill_wgmma::PREFILL_WGMMA, &[
-    //     (D,  value) ratio            made for    (q,  kv, warps)
-    hopper(( 64,  64), PackedAndByMask, ShortSplit, ( 64, 128,  8)),
-    hopper(( 64,  64), PackedAndByMask, Split,      (128, 128, 12)),
-    hopper(( 96,  96), ByMask,          ShortSplit, ( 64, 128,  8)),
-    hopper(( 96,  96), ByMask,          Split,      (128, 128, 12)),
-    hopper((128, 128), PackedAndByMask, ShortSplit, ( 64, 128,  8)),
-    hopper((128, 128), PackedAndByMask, Split,      (128, 128, 12)),
-    hopper((256, 256), PackedAndByMask, ShortSplit, ( 64,  64,  8)),
-    hopper((256, 256), PackedAndByMask, Split,      (128,  64, 12)),
-])];
 
 /// Every variant that is packaged, in the order of the table.
 pub fn variants() -> Vec<Variant> {
@@ -165,15 +156,10 @@ pub fn variants() -> Vec<Variant> {
     let sizes = |v: &Variant| (v.dtype, v.tiling.head_dim, v.tiling.value_dim);
     for variant in &mut variants {
         let on_hopper = |v: &Variant| v.tiling.tiles == Tiles::Hopper && sizes(v) == sizes(variant);
-        let serves_all = variant.group == Group::Any && variant.tiling.form != Unaligned && variant.tiling.tiles != Tiles::Hopper;
-        variant.superseded_on_hopper = serves_all && all.iter().any(on_hopper);
+        let is_older = variant.tiling.form != Unaligned && variant.tiling.tiles != Tiles::Hopper;
+        variant.superseded_on_hopper = is_older && all.iter().any(on_hopper);
     }
     variants
-}
-
-/// Those of [`UNPACKAGED`].
-pub fn unpackaged() -> Vec<Variant> {
-    of(UNPACKAGED)
 }
 
 fn of(families: &'static [(&'static Family, &'static [Row])]) -> Vec<Variant> {
@@ -183,14 +169,14 @@ fn of(families: &'static [(&'static Family, &'static [Row])]) -> Vec<Variant> {
             let variant =
                 |group, mask, models| Variant { family, dtype, group, mask, tiling: row.tiling, models, superseded_on_hopper: false };
             let pairs = PAIRS.iter().filter(|pair| pair.head_dim == row.tiling.head_dim);
-            if matches!(row.heads, Heads::Packed | Heads::PackedAndByMask) {
+            if matches!(row.heads, Heads::Packed) {
                 let packed = pairs.clone().filter(|pair| pair.group > 1);
                 variants.extend(packed.map(|pair| variant(Group::Packed(pair.group), Mask::Causal, pair.models)));
             }
             let masks: &[Mask] = match row.heads {
                 Heads::Packed => &[],
                 Heads::Parameter => &[Mask::Any],
-                Heads::ByMask | Heads::PackedAndByMask => &[Mask::Causal, Mask::Full],
+                Heads::ByMask => &[Mask::Causal, Mask::Full],
             };
             let mut ungrouped = pairs.filter(|pair| pair.group == 1).map(|pair| pair.models);
             let models = ungrouped.next_back().unwrap_or_default();

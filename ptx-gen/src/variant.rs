@@ -114,6 +114,9 @@ pub enum Form {
     Unaligned,
 }
 
+/// Blocks of a cluster that can split the keys of a tile: 8 are the most that every GPU of an architecture runs.
+pub const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
+
 impl Form {
     /// Whether the keys of a tile are split among the blocks of a cluster.
     pub const fn splits_keys(self) -> bool {

@@ -18,12 +18,13 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// All that the device can run, in the order of the catalogue.
+    /// All that the device can run, in the order of the catalogue; what splits the keys of a tile, once for each size of a
+    /// cluster.
     ///
     /// # Errors
     /// An entry does not serve what its description says.
     pub fn all(device: &Device) -> Result<Vec<Self>, Error> {
-        let entries = device.catalog().iter();
+        let entries = device.catalog().iter().flat_map(in_each_cluster);
         let kernels = entries.flat_map(|entry| [Self::new(device, entry), Self::compiled(device, entry)]);
         kernels.filter_map(Result::transpose).collect()
     }
@@ -68,20 +69,41 @@ impl Kernel {
 
     /// Name and code.
     pub fn label(&self) -> String {
-        match self.code {
-            Code::Cubin(cubin) => format!("{} [{}]", self.entry.name, cubin.arch),
-            Code::Ptx(_) => format!("{} [PTX]", self.entry.name),
+        let code = match self.code {
+            Code::Cubin(cubin) => cubin.arch.to_string(),
+            Code::Ptx(_) => "PTX".to_owned(),
+        };
+        match self.entry.schedule {
+            Schedule::Split { clusters: [blocks], .. } => format!("{} [{code}, clusters of {blocks}]", self.entry.name),
+            _ => format!("{} [{code}]", self.entry.name),
         }
     }
+}
+
+/// An entry with one size of a cluster, for each that it can have.
+fn in_each_cluster(entry: &'static Entry) -> Vec<&'static Entry> {
+    let Schedule::Split { clusters, .. } = entry.schedule else { return vec![entry] };
+    clusters.iter().map(|blocks| in_clusters(entry, blocks)).collect()
+}
+
+/// An entry that splits the keys of a tile among `blocks` blocks, no fewer and no more.
+pub fn in_clusters(entry: &Entry, blocks: &'static u32) -> &'static Entry {
+    let schedule = match entry.schedule {
+        Schedule::Split { boxes, .. } => Schedule::Split { boxes, clusters: slice::from_ref(blocks) },
+        other => other,
+    };
+    // A catalogue lives as long as the process.
+    Box::leak(Box::new(Entry { schedule, ..*entry }))
 }
 
 /// Whether an entry computes such problems in rows that start on multiples of `alignment` bytes. Said again here, so that
 /// a dispatch that refuses too much is a failure and not a case less.
 pub fn serves(entry: &Entry, problem: &Problem, alignment: u32) -> bool {
-    let Entry { dtype, head_dim, v_head_dim, group, mask, copy_bytes, .. } = *entry;
+    let Entry { dtype, head_dim, v_head_dim, group, mask, copy_bytes, block_q, schedule, .. } = *entry;
     dtype == problem.dtype()
         && (head_dim, v_head_dim) == (problem.shape().head_dim, problem.v_head_dim())
         && (group == Group::Any || group == Group::Packed(problem.group()))
+        && (!matches!(schedule, Schedule::Split { .. }) || problem.group() <= block_q)
         && (mask == MaskSupport::Any || mask == only(problem.mask()))
         && copy_bytes <= alignment
 }

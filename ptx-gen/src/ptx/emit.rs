@@ -284,7 +284,7 @@ impl Namer {
                 format!("mbarrier.init.shared::cta.b64 {}, {arrivals}", self.address(*addr, *offset))
             }
             Inst::MbarrierExpect { addr, offset, bytes } => {
-                format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, {}, {bytes}", self.address(*addr, *offset))
+                format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, {}, {}", self.address(*addr, *offset), self.src(*bytes, Ty::U32))
             }
             Inst::MbarrierArrive { addr, offset } => format!("mbarrier.arrive.shared::cta.b64 _, {}", self.address(*addr, *offset)),
             Inst::MbarrierTryWait { d, addr, offset, parity } => {

@@ -209,7 +209,7 @@ pub enum Inst {
     /// Initialises a barrier in shared memory for a number of arrivals.
     MbarrierInit { addr: RegId, offset: i32, arrivals: u32 },
     /// Arrives, and announces bytes that asynchronous copies will bring.
-    MbarrierExpect { addr: RegId, offset: i32, bytes: u32 },
+    MbarrierExpect { addr: RegId, offset: i32, bytes: Src },
     /// Arrives.
     MbarrierArrive { addr: RegId, offset: i32 },
     /// Whether the phase of this parity has completed; may suspend the thread for a while.

@@ -9,7 +9,7 @@
 
 use super::builder::Kernel;
 use super::inst::{Inst, MmaType, Special, WgmmaLeft};
-use super::types::{Bits32, ClusterShared, Element, Ptr, Reg, RegId, Shared, Src, Var};
+use super::types::{Bits32, ClusterShared, Element, Operand, Ptr, Reg, RegId, Shared, Src, Var};
 use crate::params::FieldType;
 
 /// Threads of a warpgroup.
@@ -210,7 +210,8 @@ impl<'k> Mbarrier<'k> {
 
     /// Arrives, and announces `bytes` of copies.
     #[track_caller]
-    pub fn expect(self, bytes: u32) {
+    pub fn expect(self, bytes: impl Into<Operand<u32>>) {
+        let bytes = bytes.into().src;
         self.base.k.push(Inst::MbarrierExpect { addr: self.base.id, offset: self.offset as i32, bytes });
     }
 

@@ -6,6 +6,7 @@ pub mod element;
 pub mod half;
 pub mod lanes;
 pub mod operand;
+pub mod packing;
 pub mod product;
 pub mod ring;
 pub mod rows;

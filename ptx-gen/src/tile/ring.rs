@@ -5,7 +5,7 @@
 
 use super::stream::NoteWord;
 use crate::ptx::builder::Kernel;
-use crate::ptx::types::{Ptr, Reg, Shared, Var};
+use crate::ptx::types::{Operand, Ptr, Reg, Shared, Var};
 use crate::ptx::warpgroup::{Mbarrier, TensorMap};
 
 /// Bytes of a barrier.
@@ -20,9 +20,8 @@ pub struct Ring {
     pub buffers: u32,
     /// Buffers, 1 or 2.
     pub stages: u32,
-    /// Bytes of a buffer, and of the copies that fill it.
+    /// Bytes of a buffer.
     pub stage_bytes: u32,
-    pub fill_bytes: u32,
     /// Arrivals that make a stage empty. One for a warpgroup is enough where its products were waited for: no warp of a
     /// warpgroup completes a product that another has not issued. PTX does not say so; FlashAttention-3 and CUTLASS rely on it.
     pub readers: u32,
@@ -97,11 +96,11 @@ impl<'k> Stage<'k> {
         self.empty().wait(self.parity.get());
     }
 
-    /// Starts the copies of boxes of a tensor, each at its coordinates and to its offset in the buffer, and goes on to
-    /// the next stage.
-    pub fn fill(&self, map: TensorMap<'k>, boxes: &[([Reg<'k, u32>; 5], u32)]) {
+    /// Starts the copies of boxes of a tensor, each at its coordinates and to its offset in the buffer, `bytes` in all, and
+    /// goes on to the next stage.
+    pub fn fill(&self, map: TensorMap<'k>, boxes: &[([Reg<'k, u32>; 5], u32)], bytes: impl Into<Operand<u32>>) {
         let full = self.full();
-        full.expect(self.ring.fill_bytes);
+        full.expect(bytes);
         let buffer = self.offset_from(self.shared);
         for (at, offset) in boxes {
             map.load(at, (buffer, self.ring.buffers + offset), full);

@@ -1,5 +1,6 @@
 //! The stream of tiles that a persistent block works on: their order, and how the producer tells the consumers.
 
+use super::packing::Packing;
 use crate::ptx::builder::Kernel;
 use crate::ptx::inst::Special;
 use crate::ptx::types::{Element, Ptr, Reg, Scalar, Shared, Var};
@@ -46,9 +47,8 @@ impl<'k, S: Scalar> QueryTile<Var<'k, S>> {
 pub struct TileOrder<'k> {
     k: &'k Kernel,
     mask: Mask,
-    /// Query heads whose rows share a tile.
-    packed_heads: u32,
-    tile_tokens: u32,
+    /// What the rows of a tile are.
+    pub packing: Packing<'k>,
     block_kv: u32,
     /// Tiles of the problem.
     pub tiles: Reg<'k, u32>,
@@ -57,8 +57,8 @@ pub struct TileOrder<'k> {
 impl<'k> TileOrder<'k> {
     /// The order of this launch.
     pub fn new(k: &'k Kernel, variant: &Variant) -> Self {
-        let (packed_heads, tile_tokens) = (variant.packed_heads(), variant.tile_tokens());
-        TileOrder { k, mask: variant.mask, packed_heads, tile_tokens, block_kv: variant.tiling.block_kv, tiles: k.param("tiles") }
+        let packing = Packing::new(k, variant);
+        TileOrder { k, mask: variant.mask, packing, block_kv: variant.tiling.block_kv, tiles: k.param("tiles") }
     }
 
     /// The tile of this block that needs no claim.
@@ -75,7 +75,7 @@ impl<'k> TileOrder<'k> {
     /// of blocks to their left. Behind the last block there are only keys that no row sees.
     pub fn share(&self, tile: QueryTile<Reg<'k, u32>>) -> (QueryTile<Reg<'k, u32>>, Reg<'k, u32>) {
         let (rank, size) = (self.k.special(Special::ClusterRank), self.k.special(Special::ClusterSizeX));
-        let most = self.quotient(tile.blocks + size - 1, "cluster");
+        let most = quotient(tile.blocks + size - 1, "cluster");
         let before = rank * most;
         let blocks = (tile.blocks.max(before + 1) - before).min(most);
         (QueryTile { blocks, ..tile }, before)
@@ -98,7 +98,11 @@ impl<'k> TileOrder<'k> {
         let seen = match self.mask {
             Mask::Causal => {
                 let offset = kv_len.to_i32() - self.k.param::<u32>("q_len").to_i32();
-                let end = (row * self.tile_tokens).to_i32() + offset + self.tile_tokens as i32;
+                let first = self.packing.first_token(row).to_i32() + offset;
+                let end = match self.packing {
+                    Packing::OneHead(tokens) => first + tokens as i32,
+                    Packing::Group { tokens, .. } => first + tokens.to_i32(),
+                };
                 end.min(kv_len.to_i32()).max(1).to_u32()
             }
             Mask::Full | Mask::Any => kv_len,
@@ -108,20 +112,23 @@ impl<'k> TileOrder<'k> {
 
     /// KV head of a tile's head.
     pub fn kv_head(&self, head: Reg<'k, u32>) -> Reg<'k, u32> {
-        if self.packed_heads > 1 { head } else { self.quotient(head, "group") }
-    }
-
-    /// n / d for a divisor of the parameter block, exact for n below 2^31 and any d: with e = factor * d - 2^(31 + shift)
-    /// < d <= 2^shift, it is as long as n * e < 2^(31 + shift).
-    fn quotient(&self, n: Reg<'k, u32>, divisor: &str) -> Reg<'k, u32> {
-        let part = |name: &str| self.k.param::<u32>(&format!("{divisor}_{name}"));
-        (n << 1).mul_high(part("factor")) >> part("shift")
+        match self.packing {
+            Packing::OneHead(_) => quotient(head, "group"),
+            Packing::Group { .. } => head,
+        }
     }
 
     fn divide(&self, n: Reg<'k, u32>, name: &str, divisor: Reg<'k, u32>) -> (Reg<'k, u32>, Reg<'k, u32>) {
-        let quotient = self.quotient(n, name);
+        let quotient = quotient(n, name);
         (quotient, n - quotient * divisor)
     }
+}
+
+/// n / d for a divisor of the parameter block, exact for n below 2^31 and any d: with e = factor * d - 2^(31 + shift)
+/// < d <= 2^shift, it is as long as n * e < 2^(31 + shift).
+pub fn quotient<'k>(n: Reg<'k, u32>, divisor: &str) -> Reg<'k, u32> {
+    let part = |name: &str| n.kernel().param::<u32>(&format!("{divisor}_{name}"));
+    (n << 1).mul_high(part("factor")) >> part("shift")
 }
 
 /// Bytes of a tile's description.

@@ -77,8 +77,7 @@ const fn consumer_threads(t: &Tiling) -> u32 {
 /// What the copy engine moves at once: a whole tile of Q, K and V, and rows of one warp of O, or a slice of a tile's
 /// where its keys are split.
 ///
-/// Rows of a packed group are (token, head) pairs, tokens first. They may be fewer than a tile's, and chunks must
-/// begin where the swizzle does: so they are moved chunk by chunk.
+/// Where keys are split, a tile's rows are (token, head) pairs, and the launch gives the boxes of Q and O its heads and tokens.
 fn boxes(variant: &Variant) -> Boxes {
     let t = &variant.tiling;
     let whole = |rows, columns: u32| {
@@ -86,18 +85,12 @@ fn boxes(variant: &Variant) -> Boxes {
         TensorBox { columns: chunk, heads: 1, rows, chunks: columns / chunk }
     };
     let (k, v) = (whole(t.block_kv, t.head_dim), whole(t.block_kv, t.value_dim));
-    let (heads, rows) = (variant.packed_heads(), variant.tile_tokens());
-    let q = if is_packed(variant) { TensorBox { heads, rows, chunks: 1, ..k } } else { whole(t.block_q, t.head_dim) };
-    let o = if t.form.splits_keys() {
-        TensorBox { columns: share::SLICE.columns, heads, rows, chunks: 1 }
-    } else {
-        TensorBox { chunks: shared_layout(t).o_chunks, ..whole(WARP_ROWS, t.value_dim) }
-    };
-    Boxes { q, k, v, o }
-}
-
-fn is_packed(variant: &Variant) -> bool {
-    variant.packed_heads() > 1
+    let q = whole(t.block_q, t.head_dim);
+    if t.form.splits_keys() {
+        let slice = TensorBox { columns: share::SLICE.columns, chunks: 1, ..q };
+        return Boxes { q: TensorBox { chunks: 1, ..q }, k, v, o: slice };
+    }
+    Boxes { q, k, v, o: TensorBox { chunks: shared_layout(t).o_chunks, ..whole(WARP_ROWS, t.value_dim) } }
 }
 
 /// Shared memory of a block.
@@ -146,17 +139,9 @@ const fn layout_with(t: &Tiling, q_stages: u32, o_chunks: u32) -> SharedLayout {
     let slab_bytes = t.block_q * o_chunks * Chunk::of(t.value_dim).row_bytes();
     // A warp hands Q and K back when it can no longer want to rebuild its scores; V is done with when the products are.
     let warps = consumers(t) * WARPS;
-    let q = Ring { barriers: 0, buffers: FIRST_TILE, stages: q_stages, stage_bytes: q_bytes, fill_bytes: q_bytes, readers: warps };
-    let k =
-        Ring { barriers: q.barriers_end(), buffers: q.buffers_end(), stages: 2, stage_bytes: k_bytes, fill_bytes: k_bytes, readers: warps };
-    let v = Ring {
-        barriers: k.barriers_end(),
-        buffers: k.buffers_end(),
-        stages: 2,
-        stage_bytes: v_bytes,
-        fill_bytes: v_bytes,
-        readers: consumers(t),
-    };
+    let q = Ring { barriers: 0, buffers: FIRST_TILE, stages: q_stages, stage_bytes: q_bytes, readers: warps };
+    let k = Ring { barriers: q.barriers_end(), buffers: q.buffers_end(), stages: 2, stage_bytes: k_bytes, readers: warps };
+    let v = Ring { barriers: k.barriers_end(), buffers: k.buffers_end(), stages: 2, stage_bytes: v_bytes, readers: consumers(t) };
     let joined = v.barriers_end();
     let notes = (joined + Handoff::BYTES).next_multiple_of(2 * BARRIER_BYTES);
     let o = v.buffers_end();
@@ -187,7 +172,6 @@ pub const fn assert_legal(t: &Tiling) {
 }
 
 fn build(variant: &Variant, k: &Kernel) {
-    assert!(!is_packed(variant) || variant.tiling.form.splits_keys(), "only slices are stored by one warp for all");
     match variant.dtype {
         DType::F16 => prefill::<F16>(k, variant),
         DType::Bf16 => prefill::<Bf16>(k, variant),
@@ -235,8 +219,7 @@ impl Block<'_, '_> {
 
 fn prefill<E: Weight>(k: &Kernel, variant: &Variant) {
     let t = &variant.tiling;
-    let (shared, mut layout) = (k.shared_base(), shared_layout(t));
-    layout.q.fill_bytes = 2 * t.head_dim * variant.tile_tokens() * variant.packed_heads();
+    let (shared, layout) = (k.shared_base(), shared_layout(t));
     let block = Block {
         k,
         variant,
@@ -251,7 +234,7 @@ fn prefill<E: Weight>(k: &Kernel, variant: &Variant) {
         [layout.q, layout.k, layout.v].iter().for_each(|ring| ring.init(shared));
         block.joined.init();
     });
-    if layout.q.fill_bytes < layout.q.stage_bytes {
+    if block.order.packing.rows().is_some() {
         clear(&block, layout.q);
     }
     k.publish_barriers();

@@ -79,14 +79,14 @@ impl<'a, 'k> Output<'a, 'k> {
         o: &Accumulator<'k>,
         factor: &PerRow<Reg<'k, f32>>,
     ) {
-        let (k, Block { t, shared, layout, variant, .. }) = (self.k, *self.block);
+        let (k, Block { t, shared, layout, order, .. }) = (self.k, *self.block);
         let slab = slice.mul_add(t.block_q * SLICE.row_bytes(), shared) + layout.o;
         let rows = LaneRows::left(self.warp_row.mul_add(SLICE.row_bytes(), slab), at.lane, SLICE, t.block_q);
         k.note("O / l to the slice's slab");
         store_words::<E>(k, &rows, &words::<E>(k, o, factor));
         k.fence_shared_for_async();
         k.named_barrier_wait(k.constant(CONSUMERS_BARRIER), consumer_threads(t));
-        let (first_head, first_token) = (tile.head * variant.packed_heads(), tile.row * variant.tile_tokens());
+        let (first_head, first_token) = (order.packing.first_head(tile.head), order.packing.first_token(tile.row));
         let at_slice = [k.constant(0u32), first_head, first_token, slice, tile.batch];
         k.when(self.warp_row.eq(0u32), || k.guarded(self.elected, || self.map.store(&at_slice, (slab, 0))));
     }
@@ -97,16 +97,18 @@ impl<'a, 'k> Output<'a, 'k> {
     }
 
     fn store_lse(&self, tile: &QueryTile<Reg<'k, u32>>, at: Lanes<'k>, lse: &PerRow<Reg<'k, f32>>) {
-        let (k, variant) = (self.k, self.block.variant);
-        let (heads, tokens) = (variant.packed_heads(), variant.tile_tokens());
-        let (q_len, first_token) = (k.param::<u32>("q_len"), tile.row * tokens);
-        let first_head = (tile.batch * k.param::<u32>("heads") + tile.head) * heads;
+        let (k, packing) = (self.k, self.block.order.packing);
+        let (q_len, first_token) = (k.param::<u32>("q_len"), packing.first_token(tile.row));
+        let first_head = packing.first_head(tile.batch * k.param::<u32>("heads") + tile.head);
         let out = Ptr::<_, F32>::from_address(k.param::<u64>("lse"));
         for (i, value) in (0u32..).zip(&lse.0) {
             let row = self.warp_row + at.quad + 8 * i;
-            let (token, head) = (first_token + row / heads, first_head + row % heads);
+            let token_in_tile = packing.token(row);
+            let head = packing.head(row, token_in_tile).map_or(first_head, |head| first_head + head);
+            let token = first_token + token_in_tile;
             let target = out.offset(head.to_u64() * q_len.to_u64() + token.to_u64());
-            let exists = token.lt(q_len).and(row.lt(tokens * heads)).and(at.in_quad.eq(0u32));
+            let is_somebodys = packing.rows().map_or(token.lt(q_len), |rows| token.lt(q_len).and(row.lt(rows)));
+            let exists = is_somebodys.and(at.in_quad.eq(0u32));
             k.guarded(exists, || target.store(&[*value], 0));
         }
     }

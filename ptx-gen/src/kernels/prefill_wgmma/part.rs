@@ -4,6 +4,7 @@
 
 use super::{Block, WARPGROUP_ROWS};
 use crate::ptx::types::Reg;
+use crate::tile::packing::Packing;
 use crate::tile::rows::PerRow;
 use crate::tile::stream::QueryTile;
 
@@ -34,29 +35,16 @@ impl<'a, 'k> Part<'a, 'k> {
         self.block.t.block_kv
     }
 
-    /// Whether each token's rows are one warpgroup's.
-    fn is_cut_between_tokens(&self) -> bool {
-        WARPGROUP_ROWS.is_multiple_of(self.block.variant.packed_heads())
-    }
-
-    /// Tokens that the rows belong to, at most.
-    fn tokens(&self) -> u32 {
-        let heads = self.block.variant.packed_heads();
-        // Else the first and the last one may have a single row each.
-        if self.is_cut_between_tokens() { WARPGROUP_ROWS / heads } else { (WARPGROUP_ROWS - 2) / heads + 2 }
-    }
-
-    /// Token of the first row, in the tile.
-    fn first_token(&self) -> Reg<'k, u32> {
-        let heads = self.block.variant.packed_heads();
-        if heads > 1 { self.first_row / heads } else { self.first_row }
+    fn packing(&self) -> Packing<'k> {
+        self.block.order.packing
     }
 
     /// Token of a row of the warpgroup, from that of the first one on.
     fn token(&self, row: Reg<'k, u32>) -> Reg<'k, u32> {
-        let heads = self.block.variant.packed_heads();
-        let from_its_first_row = if self.is_cut_between_tokens() { row } else { row + self.first_row % heads };
-        from_its_first_row / heads
+        match self.packing() {
+            Packing::OneHead(_) => row,
+            packing @ Packing::Group { .. } => packing.token(self.first_row + row) - packing.token(self.first_row),
+        }
     }
 
     fn kv_len(&self) -> Reg<'k, i32> {
@@ -66,14 +54,25 @@ impl<'a, 'k> Part<'a, 'k> {
     /// Last key that the first row sees under the causal mask; negative if none.
     fn last_key(&self) -> Reg<'k, i32> {
         let offset = self.kv_len() - self.block.k.param::<u32>("q_len").to_i32();
-        self.tile.row.mul_add(self.block.variant.tile_tokens(), self.first_token()).to_i32() + offset
+        let first_token = match self.packing() {
+            Packing::OneHead(tokens) => self.tile.row.mul_add(tokens, self.first_row),
+            packing @ Packing::Group { tokens, .. } => self.tile.row.mul_add(tokens, packing.token(self.first_row)),
+        };
+        first_token.to_i32() + offset
     }
 
-    /// Keys of the tile's first (rightmost) block that the last row sees, or would see if it belonged to the last of as many
-    /// tokens as there may be; 0 or less if none.
+    /// Keys that the last row sees under the causal mask if there are so many; 0 or less if none.
+    fn seen_by_last(&self) -> Reg<'k, i32> {
+        match self.packing() {
+            Packing::OneHead(_) => self.last_key() + WARPGROUP_ROWS as i32,
+            Packing::Group { .. } => self.last_key() + self.token(self.block.k.constant(WARPGROUP_ROWS - 1)).to_i32() + 1,
+        }
+    }
+
+    /// Keys of the tile's first (rightmost) block that the last row sees; 0 or less if none.
     fn keys_in_first(&self) -> Reg<'k, i32> {
         let kv_len = self.kv_len();
-        let seen = if self.block.is_causal() { (self.last_key() + self.tokens() as i32).min(kv_len) } else { kv_len };
+        let seen = if self.block.is_causal() { self.seen_by_last().min(kv_len) } else { kv_len };
         seen - self.first_key(self.tile.blocks - 1)
     }
 

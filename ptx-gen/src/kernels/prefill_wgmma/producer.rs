@@ -1,7 +1,7 @@
 //! The producer: one warp copies the tiles of Q, K and V in the order in which the consumers want them, and claims the
 //! block's next tile; another joins the table of claims meanwhile.
 
-use super::{Block, is_packed};
+use super::Block;
 use crate::ptx::builder::Kernel;
 use crate::ptx::inst::Special;
 use crate::ptx::types::{Reg, Var};
@@ -53,31 +53,22 @@ struct Producer<'a, 'k> {
 struct Source<'k> {
     map: TensorMap<'k>,
     stage: Stage<'k>,
-    block_rows: u32,
+    stage_bytes: u32,
 }
 
 impl<'k> Source<'k> {
-    /// Copies the rows of block `n` of a head.
-    fn fetch(&self, n: Reg<'k, u32>, head: Reg<'k, u32>, batch: Reg<'k, u32>) {
-        let zero = n.kernel().constant(0u32);
-        self.stage.fill(self.map, &[([zero, head, n * self.block_rows, zero, batch], 0)]);
-    }
-
-    /// The same, chunk by chunk; they lie `chunk_bytes` apart.
-    fn fetch_chunks(&self, n: Reg<'k, u32>, head: Reg<'k, u32>, batch: Reg<'k, u32>, chunks: u32, chunk_bytes: u32) {
-        let k = n.kernel();
-        let (column, row) = (k.constant(0u32), n * self.block_rows);
-        let boxes: Vec<_> = (0..chunks).map(|c| ([column, head, row, k.constant(c), batch], c * chunk_bytes)).collect();
-        self.stage.fill(self.map, &boxes);
+    /// Copies the rows from `row` on of a head.
+    fn fetch(&self, row: Reg<'k, u32>, head: Reg<'k, u32>, batch: Reg<'k, u32>) {
+        let zero = row.kernel().constant(0u32);
+        self.stage.fill(self.map, &[([zero, head, row, zero, batch], 0)], self.stage_bytes);
     }
 }
 
 impl<'a, 'k> Producer<'a, 'k> {
     fn new(block: &'a Block<'a, 'k>, claims: Claims<'k>, [q, keys, values]: [TensorMap<'k>; 3]) -> Self {
-        let Block { k, t, shared, layout, .. } = *block;
-        let source = |map, ring: Ring, block_rows| Source { map, stage: ring.producer(k, shared), block_rows };
-        let (q, keys) = (source(q, layout.q, block.variant.tile_tokens()), source(keys, layout.k, t.block_kv));
-        Producer { k, block, claims, q, keys, values: source(values, layout.v, t.block_kv) }
+        let Block { k, shared, layout, .. } = *block;
+        let source = |map, ring: Ring| Source { map, stage: ring.producer(k, shared), stage_bytes: ring.stage_bytes };
+        Producer { k, block, claims, q: source(q, layout.q), keys: source(keys, layout.k), values: source(values, layout.v) }
     }
 
     /// This block's share of its cluster's tile.
@@ -180,26 +171,35 @@ impl<'a, 'k> Producer<'a, 'k> {
 
     fn fetch_keys(&self, n: Reg<'k, u32>, kv_head: Reg<'k, u32>, batch: Reg<'k, u32>) {
         self.keys.stage.await_empty();
-        self.keys.fetch(n, kv_head, batch);
+        self.keys.fetch(n * self.block.t.block_kv, kv_head, batch);
     }
 
     fn fetch_values(&self, n: Reg<'k, u32>, kv_head: Reg<'k, u32>, batch: Reg<'k, u32>) {
         self.values.stage.await_empty();
-        self.values.fetch(n, kv_head, batch);
+        self.values.fetch(n * self.block.t.block_kv, kv_head, batch);
     }
 
     /// Describes a tile to the consumers and copies its queries.
     fn announce(&self, tile: &QueryTile<Reg<'k, u32>>) {
         self.q.stage.await_empty();
         self.block.notes.write(self.q.stage.index(), tile);
-        let Block { t, variant, .. } = *self.block;
-        if is_packed(variant) {
-            let chunk = Chunk::of(t.head_dim);
-            let head = tile.head * variant.packed_heads();
-            self.q.fetch_chunks(tile.row, head, tile.batch, t.head_dim / chunk.columns, t.block_q * chunk.row_bytes());
-        } else {
-            self.q.fetch(tile.row, tile.head, tile.batch);
+        let packing = self.block.order.packing;
+        let (head, row) = (packing.first_head(tile.head), packing.first_token(tile.row));
+        match packing.rows() {
+            None => self.q.fetch(row, head, tile.batch),
+            Some(rows) => self.fetch_packed(rows, row, head, tile.batch),
         }
+    }
+
+    /// Copies `rows` rows of a packed tile of Q. They may be fewer than a tile has room for, and chunks begin where the swizzle
+    /// does: so they are copied chunk by chunk.
+    fn fetch_packed(&self, rows: Reg<'k, u32>, token: Reg<'k, u32>, head: Reg<'k, u32>, batch: Reg<'k, u32>) {
+        let (k, t) = (self.k, self.block.t);
+        let (chunk, column) = (Chunk::of(t.head_dim), k.constant(0u32));
+        let offsets = (0..).step_by((t.block_q * chunk.row_bytes()) as usize);
+        let chunks = (0..t.head_dim / chunk.columns).zip(offsets);
+        let boxes: Vec<_> = chunks.map(|(c, offset)| ([column, head, token, k.constant(c), batch], offset)).collect();
+        self.q.stage.fill(self.q.map, &boxes, rows * (2 * t.head_dim));
     }
 
     fn announce_end(&self) {
