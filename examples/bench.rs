@@ -78,7 +78,9 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, Stri
             "--json" => options.shapes.extend(BenchShape::read_json(&value()?)?),
             "--set" => set = Some(value()?),
             "--entry" => options.entry = Some(value()?),
-            "--cluster" => options.cluster = Some(value()?.parse().ok().filter(|blocks| *blocks > 0).ok_or("--cluster needs a number above 0")?),
+            "--cluster" => {
+                options.cluster = Some(value()?.parse().ok().filter(|blocks| *blocks > 0).ok_or("--cluster needs a number above 0")?)
+            }
             "--sets" => options.sets = Some(value()?.parse().ok().filter(|sets| *sets > 0).ok_or("--sets needs a number above 0")?),
             "--out" => options.out = Some(value()?),
             "--help" | "-h" => return Ok(None),

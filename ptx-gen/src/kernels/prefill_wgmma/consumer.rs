@@ -4,7 +4,7 @@ use super::input::{Input, rebuild_scores};
 use super::output::Output;
 use super::part::{HALF, Part};
 use super::share::Shares;
-use super::turns::{Order, Turns};
+use super::turns::Turns;
 use super::{Block, WARP_ROWS, WARPGROUP_ROWS, WARPS, consumers};
 use crate::ptx::builder::Kernel;
 use crate::ptx::inst::Special;
@@ -62,17 +62,12 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         let first_row = warpgroup * WARPGROUP_ROWS;
         let warp_row = ((thread >> 5).broadcast() & (WARPS - 1)) * WARP_ROWS;
         let one_of_warp = k.elect();
-        let order = match consumers(t) {
-            2 if layout.q.stages == 2 || t.form.splits_keys() => Order::Exponentials,
-            3 => Order::Products,
-            _ => Order::Free,
-        };
         Consumer {
             k,
             block,
             first_row,
             warp_row,
-            turns: Turns::new(k, order, warpgroup, consumers(t)),
+            turns: Turns::new(k, warpgroup, consumers(t)),
             one_of_warp,
             one_of_warpgroup: (thread & (WARPGROUP - 1)).eq(0u32),
             q: Input::new(block, layout.q, (t.block_q, t.head_dim), first_row * Chunk::of(t.head_dim).row_bytes()),
@@ -126,6 +121,7 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
             if self.block.passes_over_blocks() {
                 part = part.without_unseen_block();
                 self.when_passed_over(&part, &self.keys, self.one_of_warp);
+                self.turns.take_if(part.passed_over);
             }
             self.keys.stage.await_full();
             self.issue_scores(&mut acc.s, self.block_kv()).await_leaving(0);
@@ -233,7 +229,6 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
     fn first_block(&self, acc: &mut Accumulators<'k>, part: &Part<'a, 'k>, keys: u32, visible: &PerRow<Reg<'k, i32>>) {
         let k = self.k;
         k.note("The first block: S is there");
-        self.turns.take_for_exponentials();
         let scores = Scores::of(&acc.s, keys);
         let simple = |masked_from: u32| {
             let scores = if masked_from < keys { scores.mask_beyond_from(masked_from, visible) } else { scores.clone() };
@@ -269,7 +264,6 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         if visible.is_some() {
             self.keys.release(self.one_of_warp);
         }
-        self.turns.take_for_exponentials();
         let scores = Scores::of(s, self.block_kv());
         match visible {
             None => {

@@ -20,7 +20,8 @@
 //!    ([`weigh`](crate::tile::weigh)): a running maximum gives 350/528/595/594.
 //! 5. Keys run from right to left, so that only the first blocks of a tile meet the causal diagonal or the end of the
 //!    keys. Where the diagonal leaves a warpgroup half of its first block, it takes that half only: without, 389/591/675/702.
-//! 6. Warpgroups start their exponentials in turn, so that one multiplies while another is at them: without, 374/525/616/640.
+//! 6. Warpgroups issue their products in [`turns`], so that one multiplies while another is at its exponentials: without,
+//!    374/525/616/640.
 //! 7. l sums the weights after rounding, per lane, and over the four lanes that share a row only at the end.
 //! 8. The split form is for few rows over many keys: a tile takes (token, query head) pairs, so that K and V are read once
 //!    per group, and the blocks of a cluster [`share`] its keys, and then the columns of its output.
