@@ -36,6 +36,10 @@ const PERSISTENT: f64 = 0.48;
 /// against 10.6 for 32 heads of 512 at 128, 25.4 against 24.8 for 14 heads of 2,048 at 64 (H200, 2026-11-30).
 const ONE_WARPGROUP: f64 = 1.45;
 
+/// The part of the multiprocessors that larger clusters find: all blocks of one share a GPC, and GPCs differ. Of an H200's 132,
+/// 66 clusters of 2, 30 of 4 and 15 of 8 at once (cuOccupancyMaxActiveClusters).
+const IN_CLUSTERS: f64 = 0.91;
+
 /// Merging the shares of a tile takes as long as this many steps.
 const MERGE_STEPS: f64 = 2.0;
 
@@ -84,7 +88,8 @@ fn split(entry: &Entry, grid: &Grid, kv_len: f64, multiprocessors: u32) -> f64 {
     let step = f64::from(entry.block_kv);
     let keys = (kv_len / step / cluster).ceil() * step;
     let pair = if entry.block_q < LARGE_ROWS { PERSISTENT * ONE_WARPGROUP } else { PERSISTENT };
-    let at_once = f64::from((multiprocessors / grid.cluster().max(1)).max(1));
+    let usable = if grid.cluster() > 2 { IN_CLUSTERS } else { 1.0 };
+    let at_once = (f64::from(multiprocessors) * usable / cluster).floor().max(1.0);
     let turns = (grid.tiles() as f64 / at_once).ceil();
     turns * rows * (keys + MERGE_STEPS * step) * pair * ALONE
 }

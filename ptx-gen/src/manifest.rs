@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::params;
 use crate::ptx::inst::PtxVersion;
-use crate::variant::{Boxes, CLUSTERS, Launch, Variant};
+use crate::variant::{Boxes, Launch, Variant};
 
 /// Version of the manifest's format. A build script refuses any other.
 pub const FORMAT: u32 = 3;
@@ -56,14 +56,12 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
 fn launch(variant: &Variant) -> String {
     match variant.family.launch {
         Launch::Grid => "grid".to_owned(),
-        Launch::Persistent(boxes) => {
+        Launch::Persistent { boxes, clusters } => {
             let Boxes { q, k, v, o } = boxes(variant);
             let boxes = [q, k, v, o].map(|b| format!("{}x{}x{}x{}", b.columns, b.heads, b.rows, b.chunks));
-            let schedule = if variant.tiling.form.splits_keys() {
-                format!("split:{}", CLUSTERS.map(|blocks| blocks.to_string()).join(","))
-            } else {
-                "persistent".to_owned()
-            };
+            let sizes = |blocks: &[u32]| blocks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            let split = clusters(&variant.tiling).map(|clusters| format!("split:{}", sizes(clusters)));
+            let schedule = split.unwrap_or_else(|| "persistent".to_owned());
             format!("{schedule}:{}", boxes.join(","))
         }
     }

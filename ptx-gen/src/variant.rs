@@ -114,9 +114,6 @@ pub enum Form {
     Unaligned,
 }
 
-/// Blocks of a cluster that can split the keys of a tile: 8 are the most that every GPU of an architecture runs.
-pub const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
-
 impl Form {
     /// Whether the keys of a tile are split among the blocks of a cluster.
     pub const fn splits_keys(self) -> bool {
@@ -206,8 +203,13 @@ pub struct Boxes {
 pub enum Launch {
     /// A block for each tile; tensors by pointer and strides.
     Grid,
-    /// As many blocks as the GPU holds at once, and no more than tiles; tensors by maps with these boxes.
-    Persistent(fn(&Variant) -> Boxes),
+    /// As many blocks as the GPU holds at once, and no more than tiles; or a cluster of blocks for each tile. Tensors by maps.
+    Persistent {
+        /// The boxes of the maps.
+        boxes: fn(&Variant) -> Boxes,
+        /// The sizes that a cluster can have, for a tiling whose tiles take one each.
+        clusters: fn(&Tiling) -> Option<&'static [u32]>,
+    },
 }
 
 /// The architecture of GPUs of compute capability 9.0, without what these alone have.

@@ -115,6 +115,15 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
         d
     }
 
+    /// Loads two 32-bit values that lie side by side, aligned to 8 bytes.
+    #[track_caller]
+    pub fn load2<T: Scalar>(self, byte_offset: u32) -> [Reg<'k, T>; 2] {
+        let d = self.addr.k.regs::<T, 2>();
+        let ids = d.iter().map(|r| r.id).collect();
+        self.addr.k.push(Inst::Ld { space: S::NAME, ty: T::TY, d: ids, addr: self.addr.id, offset: byte_offset as i32 });
+        d
+    }
+
     /// Loads four 32-bit values that lie side by side, aligned to 16 bytes.
     #[track_caller]
     pub fn load4<T: Scalar>(self, byte_offset: u32) -> [Reg<'k, T>; 4] {

@@ -70,12 +70,6 @@ impl<'k, E: Weight> Rows<'k, E> {
         self.p[from as usize / 4..].iter().for_each(|p| p.set(zero));
     }
 
-    /// Makes the rows what they are before their first key.
-    pub fn reset(&self) {
-        self.m.map(|m| m.set(f32::NEG_INFINITY));
-        self.l.map(|l| l.set(0.0f32));
-    }
-
     /// Starts a tile: the reference comes from the first columns of its first block.
     pub fn start(&self, scores: &Scores<'k>) {
         self.m.set(&(&scores.first_fragments(REFERENCE_FRAGMENTS).row_max() * self.scale_log2));
@@ -157,30 +151,52 @@ impl<'k, E: Weight> Rows<'k, E> {
         }
     }
 
-    /// m of the lane's rows, then l.
-    pub fn m_and_l(&self) -> [Reg<'k, f32>; 4] {
-        let (m, l) = (self.m.get().0, self.l.get().0);
-        [m[0], m[1], l[0], l[1]]
-    }
-
-    /// Takes in m and l of another share of the keys. What O of the rows, and of that share, is to be multiplied by: 0 where
-    /// no key was seen.
-    pub fn merge(&self, other: [Reg<'k, f32>; 4]) -> [PerRow<Reg<'k, f32>>; 2] {
-        let (old, other_m) = (self.m.get(), PerRow(vec![other[0], other[1]]));
-        let m = old.max(&other_m);
-        let reference = m.zero_if_unseen();
-        let [mine, theirs] = [&old - &reference, &other_m - &reference].map(|x| x.exp2());
-        self.m.set(&m);
-        self.l.scale(&mine);
-        self.l.add(&theirs.zip(&PerRow(vec![other[2], other[3]]), |factor, l| factor * l));
-        [mine, theirs]
+    /// m and l of the lane's rows, l over all columns.
+    pub fn m_and_l(&self) -> (PerRow<Reg<'k, f32>>, PerRow<Reg<'k, f32>>) {
+        (self.m.get(), self.l.get().sum_over_quad())
     }
 
     /// 1 / l over all columns, 0 for rows that saw no key, and the log-sum-exp in natural units, -inf for those.
     pub fn finish(&self) -> (PerRow<Reg<'k, f32>>, PerRow<Reg<'k, f32>>) {
         let l = self.l.get().sum_over_quad();
-        let lse = self.m.get().zip(&l, |m, l| (m + l.log2()) * std::f32::consts::LN_2);
-        (l.map(|l| l.eq(0.0f32).select(0.0f32, l.recip())), lse)
+        finish(&self.m.get(), &l)
+    }
+}
+
+fn finish<'k>(m: &PerRow<Reg<'k, f32>>, l: &PerRow<Reg<'k, f32>>) -> (PerRow<Reg<'k, f32>>, PerRow<Reg<'k, f32>>) {
+    let lse = m.zip(l, |m, l| (m + l.log2()) * std::f32::consts::LN_2);
+    (l.map(|l| l.eq(0.0f32).select(0.0f32, l.recip())), lse)
+}
+
+/// The softmax state of a lane's rows over several shares of their keys.
+pub struct Merged<'k> {
+    m: PerRow<Var<'k, f32>>,
+    /// Over all columns.
+    l: PerRow<Var<'k, f32>>,
+}
+
+impl<'k> Merged<'k> {
+    /// Over no share.
+    pub fn new(k: &'k Kernel) -> Self {
+        Merged { m: vars(k, ROWS, f32::NEG_INFINITY), l: vars(k, ROWS, 0.0) }
+    }
+
+    /// Takes in m and l of a share.
+    pub fn add(&self, m: &PerRow<Reg<'k, f32>>, l: &PerRow<Reg<'k, f32>>) {
+        let old = self.m.get();
+        self.m.set(&old.max(m));
+        self.l.scale(&self.weight_of(&old));
+        self.l.add(&self.weight_of(m).zip(l, |weight, l| weight * l));
+    }
+
+    /// What O of a share is to be multiplied by, whose reference is `m`.
+    pub fn weight_of(&self, m: &PerRow<Reg<'k, f32>>) -> PerRow<Reg<'k, f32>> {
+        (m - &self.m.get().zero_if_unseen()).exp2()
+    }
+
+    /// As [`Rows::finish`].
+    pub fn finish(&self) -> (PerRow<Reg<'k, f32>>, PerRow<Reg<'k, f32>>) {
+        finish(&self.m.get(), &self.l.get())
     }
 }
 

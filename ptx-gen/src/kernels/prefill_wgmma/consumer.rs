@@ -98,17 +98,12 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         self.walk(acc, self.part(tile).of_share(before), k.constant(0));
         self.values.stage.await_full();
         let o = self.issue_output(&mut acc.o, self.block_kv()).await_leaving(0);
-        k.note("The shares are left to the cluster, and each block merges its slices of them");
-        let (shares, at) = (Shares::new(self.block), Lanes::new(k));
-        shares.leave(&self.rows, o);
-        k.cluster_barrier();
-        shares.each_slice(|slice| {
-            let o = shares.merge(&self.rows, slice);
-            let (factor, lse) = self.rows.finish();
-            self.output.write_slice::<E>(&tile, at, slice, &o, &factor);
-            k.when(slice.eq(0u32), || self.output.write_lse(&tile, at, &lse));
-        });
+        k.note("To the other blocks of the cluster, and what they found");
+        let shares = Shares::new(self.block, self.first_row + self.warp_row);
         k.await_cluster();
+        shares.send(&self.rows, o);
+        k.cluster_barrier();
+        shares.merge::<E>(&self.output, &tile);
         self.output.finish();
     }
 

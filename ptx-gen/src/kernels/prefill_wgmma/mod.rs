@@ -51,10 +51,15 @@ pub static PREFILL_WGMMA: Family = Family {
     name: "prefill_wgmma",
     target: Target::SM_90A,
     params: &params::PREFILL_TMA,
-    launch: Launch::Persistent(boxes),
+    launch: Launch::Persistent { boxes, clusters },
     shared_bytes,
     build,
 };
+
+/// Sizes of clusters that split the keys of a tile; `None`: blocks stay and claim tiles.
+fn clusters(t: &Tiling) -> Option<&'static [u32]> {
+    t.form.splits_keys().then(|| share::clusters(t))
+}
 
 /// Rows of a warpgroup's products.
 const WARPGROUP_ROWS: u32 = 64;
@@ -108,7 +113,7 @@ struct SharedLayout {
     o: u32,
     /// Chunks of a warp's slab's rows: all, or a part, in which case O leaves in turns.
     o_chunks: u32,
-    /// m and l of a share, where keys are split.
+    /// m and l of all shares, where keys are split.
     sums: u32,
     end: u32,
 }
@@ -121,7 +126,7 @@ const FIRST_TILE: u32 = 1024;
 const fn shared_layout(t: &Tiling) -> SharedLayout {
     if t.form.splits_keys() {
         let rings = layout_with(t, 1, 0);
-        return SharedLayout { o: rings.q.buffers, sums: rings.end, end: rings.end + consumer_threads(t) * share::BYTES, ..rings };
+        return SharedLayout { o: rings.q.buffers, sums: rings.end, end: rings.end + share::sums_bytes(t), ..rings };
     }
     let chunks = t.value_dim / Chunk::of(t.value_dim).columns;
     let mut layout = layout_with(t, 2, chunks);
@@ -167,7 +172,11 @@ pub const fn assert_legal(t: &Tiling) {
     let layout = shared_layout(t);
     if t.form.splits_keys() {
         assert!(t.value_dim <= t.head_dim, "the slices of O lie where Q was");
-        assert!(4 * t.block_q * t.value_dim <= layout.v.buffers_end() - layout.k.buffers, "a share's O lies where K and V were");
+        let (room, clusters, mut n) = (layout.v.buffers_end() - layout.k.buffers, share::clusters(t), 0);
+        while n < clusters.len() {
+            assert!(share::received_bytes(t, clusters[n]) <= room, "shares are received where K and V were");
+            n += 1;
+        }
     }
     assert!(layout.end <= t.tiles.shared_limit(), "tiles exceed the shared memory of a block");
 }
