@@ -335,6 +335,8 @@ impl Namer {
             Inst::WgmmaWait { pending } => format!("wgmma.wait_group.sync.aligned {pending}"),
             Inst::MapShared { d, addr, rank } => format!("mapa.shared::cluster.u32 {}, {}, {}", r(d), r(addr), r(rank)),
             Inst::ClusterBarrier { wait } => format!("barrier.cluster.{}.aligned", if *wait { "wait.acquire" } else { "arrive.release" }),
+            Inst::AwaitPrerequisites => "griddepcontrol.wait".to_owned(),
+            Inst::LaunchDependents => "griddepcontrol.launch_dependents".to_owned(),
             other => unreachable!("written by instruction(): {other:?}"),
         }
     }

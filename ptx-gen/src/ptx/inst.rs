@@ -244,6 +244,10 @@ pub enum Inst {
     MapShared { d: RegId, addr: RegId, rank: RegId },
     /// All threads of the cluster: arrive, or wait for the arrivals.
     ClusterBarrier { wait: bool },
+    /// Waits for the grids that this one was launched to depend on.
+    AwaitPrerequisites,
+    /// Lets the grids start that depend on this one, as far as this block is concerned.
+    LaunchDependents,
 }
 
 /// Left operand of a warpgroup multiplication.
@@ -329,6 +333,7 @@ impl Inst {
             Inst::BulkCommit | Inst::BulkWaitRead { .. } | Inst::BulkWait { .. } | Inst::MbarrierExpect { .. } => {
                 (PtxVersion(8, 0), sm(90))
             }
+            Inst::AwaitPrerequisites | Inst::LaunchDependents => (PtxVersion(7, 8), sm(90)),
             Inst::MbarrierTryWait { .. } | Inst::StMatrix { .. } | Inst::MulPacked { .. } | Inst::MapShared { .. } => {
                 (PtxVersion(7, 8), sm(90))
             }
