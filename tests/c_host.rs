@@ -14,7 +14,7 @@ use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use attnpack::{Code, DType, Device, Entry, Group, Mask, MaskSupport, Pointers, Problem, Schedule, Shape, Strides};
+use attnpack::{Code, DType, Device, Entry, Group, Mask, MaskSupport, Pointers, Problem, Shape, Strides};
 use device_kernels::{PrefillParams, PrefillTmaParams};
 use fake_driver::{Fake, with_driver};
 
