@@ -96,7 +96,7 @@ fn a_launch_passes_problem_grid_and_block() {
         assert_eq!(device.supports(&problem).expect("served").entry.name, "packed");
 
         let (seen, params) = last_launch(fake);
-        assert_eq!((seen.sizes, seen.stream), ([2, 4, 3, 256, 1, 1, 65_536, 1], STREAM));
+        assert_eq!((seen.sizes, seen.stream), ([2, 4, 3, 256, 1, 1, 65_536, 1, 0], STREAM));
         assert!(seen.context_is_current && seen.is_ready);
         let PrefillParams { q, k, v, o, lse, .. } = params;
         assert_eq!([q, k, v, o, lse], [0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000, 0x6000_0000]);
@@ -110,7 +110,7 @@ fn a_launch_passes_problem_grid_and_block() {
         let full = Problem::prefill(DType::BF16, SHAPE).build().expect("legal");
         assert_eq!(launch(&device, &full, POINTERS, STREAM).expect("launched").grid, [8, 2, 3], "100 rows in tiles of 64, per query head");
         let (seen, params) = last_launch(fake);
-        assert_eq!((seen.sizes, params.lse, params.causal), ([8, 2, 3, 128, 1, 1, 40_000, 1], 0, 0));
+        assert_eq!((seen.sizes, params.lse, params.causal), ([8, 2, 3, 128, 1, 1, 40_000, 1, 0], 0, 0));
         assert!(seen.is_ready);
     });
 }
@@ -149,7 +149,7 @@ fn a_persistent_launch_passes_tensor_maps() {
         assert_eq!((launched.choice.entry.name, launched.grid), ("persistent", [132, 1, 1]), "a block for each multiprocessor");
 
         let (seen, params): (_, PrefillTmaParams) = fake.last_launch().expect("a launch");
-        assert_eq!(seen.sizes, [132, 1, 1, 256, 1, 1, 65_536, 1]);
+        assert_eq!(seen.sizes, [132, 1, 1, 256, 1, 1, 65_536, 1, 0]);
         let (bf16, swizzled) = (9_u64 << 32, 3);
         let map = |address, extents: [u64; 5], strides: [u64; 4], rows| {
             let mut words = vec![address, bf16 | swizzled];
@@ -163,6 +163,40 @@ fn a_persistent_launch_passes_tensor_maps() {
         assert_eq!((params.lse, params.scale_log2), (0x6000_0000, 2.0 * std::f32::consts::LOG2_E));
         assert_eq!([params.tiles, params.q_tiles, params.section_heads], [8 * 8 * 3, 8, 24]);
         assert_eq!([params.heads, params.q_len, params.kv_len], [8, 1000, 2000]);
+    });
+}
+
+static SPLIT: [Entry; 1] =
+    [Entry { name: "split", group: Group::Any, schedule: Schedule::Split(Boxes { q: BOX, k: BOX, v: BOX, o: BOX }), ..PACKED }];
+
+/// Where it is asked for, and the kernel waits by itself; whether or not the blocks form clusters.
+#[test]
+fn a_launch_is_programmatic_where_it_can_be() {
+    with_driver("a_launch_is_programmatic_where_it_can_be", "cuda_12_0", |fake| {
+        fake.expect_params::<[u8; 0]>();
+        fake.multiprocessors(132);
+        fake.current(0x5000, 7, 0);
+        fake.stream(STREAM, 0x5000);
+        let mut device = Device::from_current_context().expect("a current context");
+        assert!(!device.programmatic_launch());
+        let shape = Shape { batch: 1, q_len: 16, kv_len: 4096, ..SHAPE };
+        let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
+        let rows_on_8_bytes = Pointers { q: POINTERS.q + 8, ..POINTERS };
+        for (catalog, pointers, name) in
+            [(&SPLIT[..], POINTERS, "split"), (&PERSISTENT[..], POINTERS, "persistent"), (&PERSISTENT[..], rows_on_8_bytes, "by_address")]
+        {
+            for allowed in [true, false] {
+                device.set_programmatic_launch(allowed);
+                // SAFETY: the fake driver runs no kernel.
+                let device = unsafe { device.clone().with_catalog(catalog) };
+                let launched = launch(&device, &problem, pointers, STREAM).expect("launched");
+                assert_eq!((launched.choice.entry.name, launched.cluster > 1), (name, name == "split"));
+                assert_eq!(launched.programmatic, allowed && name != "by_address", "{launched}");
+                assert_eq!(launched.to_string().ends_with(", launched programmatically"), launched.programmatic, "{launched}");
+                let (seen, _) = fake.last_launch::<[u8; 0]>().expect("a launch");
+                assert_eq!(seen.sizes[7..], [launched.cluster, u32::from(launched.programmatic)], "{launched}");
+            }
+        }
     });
 }
 
