@@ -104,6 +104,7 @@ static void ask(const attnpack_device *device, uint32_t dtype, uint32_t mask, ui
     p.k_strides = strides(3000000, 144, 40000);
     p.v_strides = strides(5000000, 152, 48000);
     p.o_strides = strides(7000000, 8000, 160);
+    p.programmatic_launch = mask == ATTNPACK_MASK_CAUSAL;
 
     printf("problem %u %u %u\n", (unsigned)dtype, (unsigned)mask, (unsigned)shift);
     status = attnpack_supports(device, &p, &kernel, &code);
