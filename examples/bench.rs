@@ -36,6 +36,7 @@ usage: cargo run --release --example bench -- [OPTIONS] SHAPE...
   --set NAME    of the file, only the shapes of this set
   --entry NAME  this kernel, whatever dispatch would choose
   --cluster N   with a kernel that splits the keys of a tile: among N blocks
+  --programmatic  launches may start while the one before still runs (programmatic dependent launch)
   --sets N      N sets of tensors in turn; without it, as many as exceed twice the L2 cache, at least 2
   --out FILE    the results as JSON, too";
 
@@ -44,6 +45,7 @@ struct Options {
     shapes: Vec<BenchShape>,
     entry: Option<String>,
     cluster: Option<u32>,
+    programmatic: bool,
     sets: Option<usize>,
     out: Option<String>,
 }
@@ -81,6 +83,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, Stri
             "--cluster" => {
                 options.cluster = Some(value()?.parse().ok().filter(|blocks| *blocks > 0).ok_or("--cluster needs a number above 0")?)
             }
+            "--programmatic" => options.programmatic = true,
             "--sets" => options.sets = Some(value()?.parse().ok().filter(|sets| *sets > 0).ok_or("--sets needs a number above 0")?),
             "--out" => options.out = Some(value()?),
             "--help" | "-h" => return Ok(None),
@@ -115,6 +118,7 @@ fn bench(options: &Options) -> Result<(), String> {
         }
         None => device,
     };
+    let device = device.with_programmatic_launch(options.programmatic);
     say!("{}, attnpack {}, {}", describe(&device), env!("CARGO_PKG_VERSION"), support::ptxas_version());
     say!("{:<52} {:>10} {:>9}  kernel", "shape", "us", "TFLOP/s");
     let mut rows = Vec::new();

@@ -39,10 +39,11 @@
  * THREADS. Every function may be called from any thread at any time, with one device or several, on one stream or
  * several; only attnpack_device_destroy() must not run while another call uses the device.
  *
- * STREAMS. Launches are asynchronous and ordered like any kernel launch on the stream. They allocate nothing, wait for
- * nothing, and can be captured into a CUDA graph once attnpack_warm_up(), or a launch that was not captured, has loaded
- * their kernel in that context; before that a captured launch is ATTNPACK_ERROR_NOT_LOADED, and the capture goes on.
- * Results are the same bits from run to run on the same GPU.
+ * STREAMS. Launches are asynchronous and ordered like any kernel launch on the stream; programmatic_launch below asks for
+ * an overlap that shows in nothing but time. They allocate nothing, wait for nothing, and can be captured into a CUDA
+ * graph once attnpack_warm_up(), or a launch that was not captured, has loaded their kernel in that context; before that a
+ * captured launch is ATTNPACK_ERROR_NOT_LOADED, and the capture goes on. Results are the same bits from run to run on the
+ * same GPU.
  */
 #ifndef ATTNPACK_H
 #define ATTNPACK_H
@@ -248,7 +249,33 @@ typedef struct attnpack_prefill_params {
     attnpack_strides k_strides;
     attnpack_strides v_strides;
     attnpack_strides o_strides;
+    uint32_t programmatic_launch; /* 0: the kernel starts when what is before it has ended; else it may start earlier */
+    uint32_t reserved;            /* 0 */
 } attnpack_prefill_params;
+
+/*
+ * PROGRAMMATIC LAUNCHES. Where programmatic_launch is not 0, the kernel may start while the one before it in the stream
+ * still runs: what CUDA calls programmatic dependent launch. Results are the same; what it saves is a part of the time
+ * between two kernels. It concerns the kernels of the family prefill_wgmma, for Hopper: others have no instruction to wait
+ * with, and are launched as ever. attnpack_supports() and attnpack_warm_up() do not care for it.
+ *
+ * The kernel before ours may be any. Ours can start when each block of it has executed griddepcontrol.launch_dependents
+ * (cudaTriggerProgrammaticLaunchCompletion) or has ended. It sets itself up, and waits until that kernel has ended and what
+ * it wrote is visible, before it reads q, k or v or writes o or lse. After a kernel that never executes that instruction,
+ * ours starts when that one has ended, and no more than the latency of a launch is saved. What is no kernel, such as a
+ * copy, ends before ours starts.
+ *
+ * A kernel after ours that is launched with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION can start while ours
+ * runs, whether or not ours was launched so. It must execute griddepcontrol.wait (cudaGridDependencySynchronize) before it
+ * reads o or lse, or writes anything that ours accesses. One without the attribute starts when ours has ended.
+ *
+ * A stream stays in order only as long as every kernel that is launched so waits: one that does not can end before the
+ * kernels in front of it, and who waits for it, as ours would, has not waited for them. Ours always waits.
+ *
+ * In a capture the launch becomes a node with a programmatic edge from the kernel before it, which graphs have from CUDA
+ * 12.3 on; how older drivers capture it was not tried. Two launches of one graph do not overlap. Code that looks at the
+ * edges must use the functions of the driver that know of edge data.
+ */
 
 /*
  * Computes a problem: queues the kernel on a stream, in the stream's context. A kernel that is not loaded there yet is

@@ -28,6 +28,7 @@ pub struct Device {
     ordinal: i32,
     capability: Capability,
     policy: Policy,
+    programmatic_launch: bool,
     catalog: &'static [Entry],
     /// The context that [`Device::warm_up`] loads into; `None`: the one that is current.
     home: Option<Home>,
@@ -50,8 +51,10 @@ impl Drop for Home {
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Device { ordinal, capability, policy, .. } = self;
-        f.debug_struct("Device").field("ordinal", ordinal).field("capability", capability).field("policy", policy).finish_non_exhaustive()
+        let Device { ordinal, capability, policy, programmatic_launch, .. } = self;
+        let mut text = f.debug_struct("Device");
+        text.field("ordinal", ordinal).field("capability", capability).field("policy", policy);
+        text.field("programmatic_launch", programmatic_launch).finish_non_exhaustive()
     }
 }
 
@@ -103,7 +106,7 @@ impl Device {
             shared_optin_bytes: driver.attribute(ordinal, Attribute::SharedOptinBytes)?,
             multiprocessors: driver.attribute(ordinal, Attribute::Multiprocessors)?,
         };
-        Ok(Device { driver, ordinal, capability, policy: Policy::default(), catalog: catalog(), home })
+        Ok(Device { driver, ordinal, capability, policy: Policy::default(), programmatic_launch: false, catalog: catalog(), home })
     }
 
     /// The same device with another policy about just-in-time compilation.
@@ -118,11 +121,44 @@ impl Device {
         self.policy = policy;
     }
 
+    /// The same device with programmatic launches allowed, or not: a kernel may then start while the kernel before it in the
+    /// stream still runs, which CUDA calls programmatic dependent launch. Off at first. Results are the same; what it saves
+    /// is a part of the time between two kernels.
+    ///
+    /// It concerns the kernels that take tensor maps, those for Hopper; [`Launched::programmatic`](crate::Launched) says
+    /// whether a launch was one. Other kernels have no instruction to wait with, and are launched as ever.
+    ///
+    /// - **The kernel before ours** may be any. Ours can start when each block of it has executed
+    ///   `griddepcontrol.launch_dependents` (`cudaTriggerProgrammaticLaunchCompletion`) or has ended. It sets itself up, and
+    ///   waits until that kernel has ended and what it wrote is visible, before it reads q, k or v or writes o or the LSE.
+    ///   After a kernel that never executes that instruction, ours starts when that one has ended, and no more than the
+    ///   latency of a launch is saved. What is no kernel, such as a copy, ends before ours starts.
+    /// - **A kernel after ours** that is launched with `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION` can start while
+    ///   ours runs, whether or not ours was launched so. It must execute `griddepcontrol.wait`
+    ///   (`cudaGridDependencySynchronize`) before it reads o or the LSE, or writes anything that ours accesses. One that is
+    ///   launched without the attribute starts when ours has ended.
+    /// - **A stream stays in order only as long as every kernel that is launched so waits.** One that does not can end before
+    ///   the kernels in front of it, and then who waits for it, as ours would, has not waited for them. Ours always waits.
+    /// - **In a capture** the launch becomes a node with a programmatic edge from the kernel before it, which graphs have from
+    ///   CUDA 12.3 on; how older drivers capture it was not tried. Two launches of one graph do not overlap. Code that looks
+    ///   at the edges must use the functions of the driver that know of edge data.
+    #[must_use]
+    pub fn with_programmatic_launch(mut self, allowed: bool) -> Self {
+        self.programmatic_launch = allowed;
+        self
+    }
+
+    /// Changes for this value whether launches are programmatic, as [`Device::with_programmatic_launch`]; clones keep theirs.
+    pub fn set_programmatic_launch(&mut self, allowed: bool) {
+        self.programmatic_launch = allowed;
+    }
+
     /// The same device with other kernels than the packaged ones.
     ///
     /// # Safety
     /// Every cubin of `catalog` is a complete image, and every kernel does what its entry says: it takes the
-    /// parameters of a packaged kernel and accesses nothing but the elements of its problem's tensors.
+    /// parameters of a packaged kernel and accesses nothing but the elements of its problem's tensors; one that takes tensor
+    /// maps does so only after `griddepcontrol.wait`.
     #[must_use]
     pub unsafe fn with_catalog(mut self, catalog: &'static [Entry]) -> Self {
         self.catalog = catalog;
@@ -137,6 +173,11 @@ impl Device {
     /// The policy about just-in-time compilation.
     pub fn policy(&self) -> Policy {
         self.policy
+    }
+
+    /// Whether launches are programmatic where the kernel can be launched so.
+    pub fn programmatic_launch(&self) -> bool {
+        self.programmatic_launch
     }
 
     /// Number of the GPU.

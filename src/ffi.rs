@@ -79,7 +79,7 @@ unsafe fn device<'a>(handle: *const Device) -> Result<&'a Device, Fault> {
 
 /// The kernel that a device chooses for a request.
 fn choose(device: &Device, request: &Request) -> Result<Choice, Fault> {
-    let Request { problem, pointers } = request;
+    let Request { problem, pointers, .. } = request;
     Ok(device.choose(problem, Alignment::of(problem, pointers)).map(|(choice, _)| choice)?)
 }
 
@@ -176,7 +176,8 @@ unsafe extern "C" fn attnpack_prefill(handle: *const Device, params: *const Pref
         // SAFETY: alive or null.
         let device = unsafe { device(handle) }?;
         // SAFETY: readable as far as it says, or null.
-        let Request { problem, pointers } = unsafe { Request::read(params) }?;
+        let Request { problem, pointers, programmatic_launch } = unsafe { Request::read(params) }?;
+        let device = device.clone().with_programmatic_launch(programmatic_launch);
         // SAFETY: the caller's promise about stream and tensors is that of `launch`.
         unsafe { device.launch(&problem, pointers, stream) }?;
         Ok(())

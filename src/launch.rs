@@ -84,13 +84,19 @@ pub struct Launched {
     pub grid: [u32; 3],
     /// Blocks of a cluster, which split the keys of a tile; 1 where a tile is one block's.
     pub cluster: u32,
+    /// Whether the kernel may start while the one before it in the stream still runs: where
+    /// [`Device::with_programmatic_launch`] asked for it and the kernel takes tensor maps.
+    pub programmatic: bool,
 }
 
 impl std::fmt::Display for Launched {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [x, y, z] = self.grid;
         write!(f, "{}; {x} x {y} x {z} blocks", self.choice)?;
-        if self.cluster > 1 { write!(f, " in clusters of {}", self.cluster) } else { Ok(()) }
+        if self.cluster > 1 {
+            write!(f, " in clusters of {}", self.cluster)?;
+        }
+        if self.programmatic { write!(f, ", launched programmatically") } else { Ok(()) }
     }
 }
 
@@ -104,7 +110,8 @@ impl Device {
     /// Inputs are finite. A row that meets an infinity or NaN in q, k or v, be it of a key that its mask hides, is unspecified;
     /// elements beyond the tensors, such as unused slots of a cache, may hold anything.
     ///
-    /// Asynchronous: the kernel is queued on `stream`, nothing is waited for. The kernel runs in the stream's context,
+    /// Asynchronous: the kernel is queued on `stream`, nothing is waited for. It starts when what was queued before it has ended,
+    /// unless [`Device::with_programmatic_launch`] lets it set itself up earlier. The kernel runs in the stream's context,
     /// which must belong to this GPU and need not be current. A kernel that is not loaded in that context yet is loaded
     /// first; otherwise nothing is allocated, and the launch can be captured into a graph.
     ///
@@ -206,13 +213,21 @@ impl Device {
         let cluster = grid.cluster();
         let grid = grid.dims(self.capability().multiprocessors);
         let Entry { threads, shared_bytes, .. } = *choice.entry;
-        let in_clusters = [LaunchAttribute::cluster(cluster)];
-        let attributes = if cluster > 1 { &in_clusters[..] } else { &[] };
+        let programmatic = self.programmatic_launch() && awaits_prerequisites(choice.entry);
+        let both = [LaunchAttribute::cluster(cluster), LaunchAttribute::programmatic()];
+        let attributes = &both[usize::from(cluster == 1)..1 + usize::from(programmatic)];
         let launch = Launch { function, grid, threads, shared_bytes, attributes };
         // SAFETY: the function was loaded into `current`, and its entry takes these parameters: it is one of
         // `self.catalog`. It accesses what the problem spans from these addresses on, which this function's contract
-        // makes accessible; `dispatch` chose it for their alignment, and `check` found the outputs apart.
+        // makes accessible; `dispatch` chose it for their alignment, and `check` found the outputs apart. It waits if it must:
+        // `awaits_prerequisites`.
         unsafe { current.launch(&launch, stream, arguments.address()) }?;
-        Ok(Launched { choice, grid, cluster })
+        Ok(Launched { choice, grid, cluster, programmatic })
     }
+}
+
+/// Whether a kernel waits for the grid before it by itself (`griddepcontrol.wait`), before it accesses any tensor: those that
+/// take tensor maps do, which a test of the generator checks for the packaged ones and [`Device::with_catalog`] demands.
+fn awaits_prerequisites(entry: &Entry) -> bool {
+    entry.schedule.boxes().is_some()
 }

@@ -35,7 +35,8 @@
 //! - **Element types** are f16, bf16 and f32 ([`DType`]); accumulation is in f32. For slices of `half::f16` and
 //!   `half::bf16` enable cudarc's feature `f16`.
 //! - **Launches** are asynchronous, allocate nothing once their kernel is loaded, and can be captured into graphs after
-//!   [`Device::warm_up`]. Engines with their own memory use [`Device::launch`], which takes addresses.
+//!   [`Device::warm_up`]. Engines with their own memory use [`Device::launch`], which takes addresses. On Hopper
+//!   [`Device::with_programmatic_launch`] lets kernels overlap with the end of those before them.
 //! - **Errors** ([`Error`]) say what was asked, what exists and what to do. Nothing here panics for bad input, a missing
 //!   driver, or a missing GPU.
 

@@ -306,7 +306,7 @@ fn mirror(fake: &Fake) -> Vec<String> {
     let address = 0x5000 + 16 * fake.calls("cuCtxGetDevice") as usize;
     fake.current(address, address as u64, 1);
     fake.stream(0x50, address);
-    let device = Device::from_current_context().expect("a context");
+    let mut device = Device::from_current_context().expect("a context");
     let has = device.capability();
     let mut lines =
         vec![format!("GPU {}: {}.{}, {} bytes, {}", device.ordinal(), has.major, has.minor, has.shared_optin_bytes, has.multiprocessors)];
@@ -329,6 +329,7 @@ fn mirror(fake: &Fake) -> Vec<String> {
         } else {
             fake.expect_params::<[u8; GRID_BYTES]>()
         }
+        device.set_programmatic_launch(causal);
         // SAFETY: the fake driver accesses neither the tensors nor the stream.
         match unsafe { device.launch(&problem, pointers, std::ptr::without_provenance_mut(0x50)) } {
             Err(error) => lines.push(error.to_string()),

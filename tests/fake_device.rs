@@ -96,7 +96,7 @@ fn a_launch_passes_problem_grid_and_block() {
         assert_eq!(device.supports(&problem).expect("served").entry.name, "packed");
 
         let (seen, params) = last_launch(fake);
-        assert_eq!((seen.sizes, seen.stream), ([2, 4, 3, 256, 1, 1, 65_536, 1], STREAM));
+        assert_eq!((seen.sizes, seen.stream), ([2, 4, 3, 256, 1, 1, 65_536, 1, 0], STREAM));
         assert!(seen.context_is_current && seen.is_ready);
         let PrefillParams { q, k, v, o, lse, .. } = params;
         assert_eq!([q, k, v, o, lse], [0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000, 0x6000_0000]);
@@ -110,7 +110,7 @@ fn a_launch_passes_problem_grid_and_block() {
         let full = Problem::prefill(DType::BF16, SHAPE).build().expect("legal");
         assert_eq!(launch(&device, &full, POINTERS, STREAM).expect("launched").grid, [8, 2, 3], "100 rows in tiles of 64, per query head");
         let (seen, params) = last_launch(fake);
-        assert_eq!((seen.sizes, params.lse, params.causal), ([8, 2, 3, 128, 1, 1, 40_000, 1], 0, 0));
+        assert_eq!((seen.sizes, params.lse, params.causal), ([8, 2, 3, 128, 1, 1, 40_000, 1, 0], 0, 0));
         assert!(seen.is_ready);
     });
 }
@@ -149,7 +149,7 @@ fn a_persistent_launch_passes_tensor_maps() {
         assert_eq!((launched.choice.entry.name, launched.grid), ("persistent", [132, 1, 1]), "a block for each multiprocessor");
 
         let (seen, params): (_, PrefillTmaParams) = fake.last_launch().expect("a launch");
-        assert_eq!(seen.sizes, [132, 1, 1, 256, 1, 1, 65_536, 1]);
+        assert_eq!(seen.sizes, [132, 1, 1, 256, 1, 1, 65_536, 1, 0]);
         let (bf16, swizzled) = (9_u64 << 32, 3);
         let map = |address, extents: [u64; 5], strides: [u64; 4], rows| {
             let mut words = vec![address, bf16 | swizzled];
@@ -163,6 +163,86 @@ fn a_persistent_launch_passes_tensor_maps() {
         assert_eq!((params.lse, params.scale_log2), (0x6000_0000, 2.0 * std::f32::consts::LOG2_E));
         assert_eq!([params.tiles, params.q_tiles, params.section_heads], [8 * 8 * 3, 8, 24]);
         assert_eq!([params.heads, params.q_len, params.kv_len], [8, 1000, 2000]);
+    });
+}
+
+const SLICE: TensorBox = TensorBox { columns: 16, heads: 1, rows: 64, chunks: 1 };
+
+static SPLIT: [Entry; 1] = [Entry {
+    name: "split",
+    group: Group::Any,
+    block_q: 64,
+    schedule: Schedule::Split {
+        boxes: Boxes { q: TensorBox { rows: 64, chunks: 1, ..BOX }, k: BOX, v: BOX, o: SLICE },
+        clusters: &[1, 2, 4],
+    },
+    ..PACKED
+}];
+
+/// A tile has the tokens of a group's heads, as many as there are rows for, and takes a cluster.
+#[test]
+fn a_split_launch_packs_a_groups_heads_into_clusters() {
+    with_driver("a_split_launch_packs_a_groups_heads_into_clusters", "cuda_12_0", |fake| {
+        fake.expect_params::<PrefillTmaParams>();
+        fake.multiprocessors(132);
+        fake.current(0x5000, 7, 0);
+        fake.stream(STREAM, 0x5000);
+        // SAFETY: the fake driver runs no kernel.
+        let device = unsafe { Device::from_current_context().expect("a current context").with_catalog(&SPLIT) };
+        let on = |q_heads, kv_heads| {
+            let shape = Shape { batch: 1, q_len: 50, kv_len: 4096, q_heads, kv_heads, head_dim: 128 };
+            let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
+            let launched = launch(&device, &problem, POINTERS, STREAM).expect("launched");
+            let (seen, params): (_, PrefillTmaParams) = fake.last_launch().expect("a launch");
+            let copied = |map: [u64; 16]| map[11..].to_vec();
+            assert_eq!((seen.sizes[0], seen.sizes[7]), (params.tiles * launched.cluster, launched.cluster));
+            (
+                [params.tiles, params.heads, params.packed_heads, params.tile_tokens],
+                copied(params.q.0),
+                copied(params.o.0),
+                launched.cluster,
+            )
+        };
+        // 64 rows are 12 tokens of 5 heads: 5 tiles for each of 2 KV heads, which clusters of 4 spread over 40 blocks.
+        assert_eq!(on(10, 2), ([10, 2, 5, 12], vec![64, 5, 12, 1, 1], vec![16, 5, 12, 1, 1], 4));
+        assert_eq!(on(2, 2), ([2, 2, 1, 64], vec![64, 1, 64, 1, 1], vec![16, 1, 64, 1, 1], 4));
+        assert_eq!(on(64, 1), ([50, 1, 64, 1], vec![64, 64, 1, 1, 1], vec![16, 64, 1, 1, 1], 2), "50 clusters of 4 do not fit");
+        let shape = Shape { batch: 1, q_len: 1, kv_len: 4096, q_heads: 65, kv_heads: 1, head_dim: 128 };
+        let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
+        let refused =
+            Error::UnsupportedGroup { group: 65, head_dim: 128, dtype: DType::BF16, device: device.capability(), available: vec![] };
+        assert_eq!(device.supports(&problem).map(|choice| choice.entry.name), Err(refused));
+    });
+}
+
+/// Where it is asked for, and the kernel waits by itself; whether or not the blocks form clusters.
+#[test]
+fn a_launch_is_programmatic_where_it_can_be() {
+    with_driver("a_launch_is_programmatic_where_it_can_be", "cuda_12_0", |fake| {
+        fake.expect_params::<[u8; 0]>();
+        fake.multiprocessors(132);
+        fake.current(0x5000, 7, 0);
+        fake.stream(STREAM, 0x5000);
+        let mut device = Device::from_current_context().expect("a current context");
+        assert!(!device.programmatic_launch());
+        let shape = Shape { batch: 1, q_len: 16, kv_len: 4096, ..SHAPE };
+        let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
+        let rows_on_8_bytes = Pointers { q: POINTERS.q + 8, ..POINTERS };
+        for (catalog, pointers, name) in
+            [(&SPLIT[..], POINTERS, "split"), (&PERSISTENT[..], POINTERS, "persistent"), (&PERSISTENT[..], rows_on_8_bytes, "by_address")]
+        {
+            for allowed in [true, false] {
+                device.set_programmatic_launch(allowed);
+                // SAFETY: the fake driver runs no kernel.
+                let device = unsafe { device.clone().with_catalog(catalog) };
+                let launched = launch(&device, &problem, pointers, STREAM).expect("launched");
+                assert_eq!((launched.choice.entry.name, launched.cluster > 1), (name, name == "split"));
+                assert_eq!(launched.programmatic, allowed && name != "by_address", "{launched}");
+                assert_eq!(launched.to_string().ends_with(", launched programmatically"), launched.programmatic, "{launched}");
+                let (seen, _) = fake.last_launch::<[u8; 0]>().expect("a launch");
+                assert_eq!(seen.sizes[7..], [launched.cluster, u32::from(launched.programmatic)], "{launched}");
+            }
+        }
     });
 }
 

@@ -50,7 +50,8 @@ class Params(_Sized):
 
     _fields_ = _fields(
         (c_size_t, "struct_size"), (c_uint32, "dtype mask batch q_len kv_len q_heads kv_heads head_dim"), (c_float, "scale"),
-        (c_uint32, "v_head_dim"), (c_void_p, "q k v o lse"), (Strides, "q_strides k_strides v_strides o_strides"))
+        (c_uint32, "v_head_dim"), (c_void_p, "q k v o lse"), (Strides, "q_strides k_strides v_strides o_strides"),
+        (c_uint32, "programmatic_launch reserved"))
 
 
 class Capability(_Sized):
@@ -166,7 +167,7 @@ def device(ordinal, _made={}):
     return _made.get(ordinal) or _made.setdefault(ordinal, Device())
 
 
-def prefill(q, k, v, *, causal=False, scale=None, out=None, lse=False, stream=None):
+def prefill(q, k, v, *, causal=False, scale=None, out=None, lse=False, stream=None, programmatic_launch=False):
     """softmax(scale * Q K^T) V per head, asynchronously on a stream. Returns out, or (out, lse) if lse is asked for.
 
     q is [batch, q_len, q_heads, head_dim], k and v are [batch, kv_len, kv_heads, head_dim], where v and out may have a head_dim
@@ -178,6 +179,8 @@ def prefill(q, k, v, *, causal=False, scale=None, out=None, lse=False, stream=No
     out:    where the result goes, shaped like q. None allocates it, for PyTorch and CuPy.
     lse:    True returns the log-sum-exp too, float32 [batch, q_heads, q_len]; an array of yours is filled.
     stream: of PyTorch or CuPy, or a CUstream as an integer. None: PyTorch's current stream, or that which the arrays name.
+    programmatic_launch: True lets the kernel start while the one before it in the stream still runs, where it can (Hopper, 16
+            bits). The result is the same; attnpack.h says what it asks of other kernels that are launched so.
 
     The first call that needs a kernel loads it, which is an Error while a CUDA graph is captured: call once before, or
     device(ordinal).warm_up(). Raises ValueError for tensors that do not fit, Unsupported where there is no kernel.
@@ -191,6 +194,7 @@ def prefill(q, k, v, *, causal=False, scale=None, out=None, lse=False, stream=No
     out = _empty(torch, q, (*views[0][1][1][:-1], *views[2][1][1][-1:])) if out is None else out
     views.append(view("out", out))
     params = Params.from_buffer_copy(_problem(views[0][1], views[1][1], views[2][1], views[3][1], bool(causal), scale))
+    params.programmatic_launch = bool(programmatic_launch)
     params.q, params.k, params.v, params.o = views[0][0], views[1][0], views[2][0], views[3][0]
     if lse is not None:
         expected = (params.batch, params.q_heads, params.q_len)

@@ -117,6 +117,23 @@ fn a_barrier_follows_every_wait_for_copies() {
     }
 }
 
+/// A Hopper kernel waits once for the grid before it, in front of all copies, and once lets the grid after it start: behind that
+/// wait, so that who waits for this grid has waited for the one before.
+#[test]
+fn hopper_kernels_wait_before_they_copy() {
+    for name in names("prefill_wgmma_") {
+        let ptx = run(&["show", &name]);
+        let insts: Vec<_> = ptx.lines().filter_map(|l| l.strip_prefix('\t')).map(unguarded).collect();
+        let all = |opcode: &str| -> Vec<_> { (0..insts.len()).filter(|i| insts[*i].starts_with(opcode)).collect() };
+        let [waits, launches] = ["griddepcontrol.wait", "griddepcontrol.launch_dependents"].map(all);
+        assert!(waits.len() == 1 && launches.len() == 1, "{name}: {waits:?} {launches:?}");
+        let (copies, loads) = (all("cp.async.bulk.tensor"), all("ld.global"));
+        assert!(copies.iter().chain(&launches).all(|at| waits[0] < *at) && loads.is_empty(), "{name}: {waits:?} {launches:?} {copies:?}");
+        let is_elected = |at: usize| insts[..at].iter().filter(|inst| inst.starts_with("elect.sync")).count() == 1;
+        assert!(is_elected(waits[0]) && is_elected(launches[0]), "{name}: another thread than the one that copies waits");
+    }
+}
+
 fn compare(file: &str, text: &str) {
     const BLESS: &str = "if the change is meant: PTX_GEN_BLESS=1 cargo test -p attnpack-ptx-gen --test golden";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);

@@ -33,6 +33,13 @@ impl LaunchAttribute {
         value[..3].copy_from_slice(&[blocks, 1, 1]);
         LaunchAttribute { id: number::CLUSTER_DIMENSION, padding: 0, value }
     }
+
+    /// The kernel may start while the kernel before it in the stream still runs, and waits for that by itself.
+    pub(crate) fn programmatic() -> Self {
+        let mut value = [0; 16];
+        value[0] = 1;
+        LaunchAttribute { id: number::PROGRAMMATIC_STREAM_SERIALIZATION, padding: 0, value }
+    }
 }
 
 /// A `CUlaunchConfig`.
@@ -49,6 +56,7 @@ pub(super) struct LaunchConfig {
 /// Numbers of cuda.h.
 mod number {
     pub(super) const CLUSTER_DIMENSION: u32 = 4;
+    pub(super) const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
 }
 
 impl Current {
@@ -56,7 +64,8 @@ impl Current {
     ///
     /// # Safety
     /// The function belongs to this context, at `params` is what its kernel takes, the addresses in it are valid for
-    /// what the kernel does until it ends, and the stream is alive and belongs to this context.
+    /// what the kernel does until it ends, and the stream is alive and belongs to this context. A kernel that is launched
+    /// with [`LaunchAttribute::programmatic`] waits for the grid before it before it accesses any of them.
     pub(crate) unsafe fn launch(&self, launch: &Launch, stream: Stream, params: *const c_void) -> Result<()> {
         let config = LaunchConfig {
             grid: launch.grid,

@@ -128,7 +128,7 @@ fn rust_structs() -> Side {
         TensorStrides { batch, seq, head }
         PrefillParams {
             struct_size, dtype, mask, batch, q_len, kv_len, q_heads, kv_heads, head_dim, scale, v_head_dim, q, k, v, o, lse,
-            q_strides, k_strides, v_strides, o_strides
+            q_strides, k_strides, v_strides, o_strides, programmatic_launch, reserved
         }
         KernelInfo {
             struct_size, name, family, models, cubins, dtype, head_dim, v_head_dim, group, masks, row_alignment, block_q, block_kv,

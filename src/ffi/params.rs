@@ -1,6 +1,7 @@
 //! A problem and its tensors as C hosts pass them.
 
 use std::ffi::c_void;
+use std::mem::offset_of;
 
 use super::fault::Fault;
 use super::structs::{self, Versioned};
@@ -43,6 +44,8 @@ pub struct PrefillParams {
     pub(super) k_strides: TensorStrides,
     pub(super) v_strides: TensorStrides,
     pub(super) o_strides: TensorStrides,
+    pub(super) programmatic_launch: u32,
+    pub(super) reserved: u32,
 }
 
 // SAFETY: numbers and addresses only, and `struct_size` comes first.
@@ -55,6 +58,7 @@ unsafe impl Versioned for PrefillParams {
 pub(super) struct Request {
     pub(super) problem: Problem,
     pub(super) pointers: Pointers,
+    pub(super) programmatic_launch: bool,
 }
 
 impl Request {
@@ -70,6 +74,9 @@ impl Request {
 
 impl PrefillParams {
     fn translate(&self) -> Result<Request, Fault> {
+        if self.reserved != 0 {
+            return Err(Fault::unknown_field(Self::NAME, offset_of!(Self, reserved)));
+        }
         let dtype = DTYPES.of(self.dtype)?;
         let mask = MASKS.of(self.mask)?;
         let PrefillParams { batch, q_len, kv_len, q_heads, kv_heads, head_dim, .. } = *self;
@@ -88,7 +95,7 @@ impl PrefillParams {
         if !self.lse.is_null() {
             problem = problem.with_lse();
         }
-        Ok(Request { problem: problem.build()?, pointers: self.pointers() })
+        Ok(Request { problem: problem.build()?, pointers: self.pointers(), programmatic_launch: self.programmatic_launch != 0 })
     }
 
     fn pointers(&self) -> Pointers {

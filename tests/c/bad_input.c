@@ -44,6 +44,9 @@ static attnpack_prefill_params good(void) {
     return p;
 }
 
+/* Bytes of attnpack_prefill_params in its first version. */
+static const size_t FIRST_SIZE = 184;
+
 /* A field of the good parameters replaced, and what that leads to in a launch. */
 #define REFUSED(change, status, words)                                       \
     do {                                                                     \
@@ -55,7 +58,7 @@ static attnpack_prefill_params good(void) {
 static void parameters(const attnpack_device *device) {
     REFUSED((void)p, ATTNPACK_OK, "");
     REFUSED(p.struct_size = 0, ATTNPACK_ERROR_STRUCT_SIZE, "struct_size is 0");
-    REFUSED(p.struct_size = sizeof p - 1, ATTNPACK_ERROR_STRUCT_SIZE, "sizeof(attnpack_prefill_params), here 184");
+    REFUSED(p.struct_size = FIRST_SIZE - 1, ATTNPACK_ERROR_STRUCT_SIZE, "sizeof(attnpack_prefill_params), here 192");
     REFUSED(p.struct_size = SIZE_MAX, ATTNPACK_ERROR_STRUCT_SIZE, "no version of attnpack_prefill_params");
     REFUSED(p.v_head_dim = 72, ATTNPACK_ERROR_UNSUPPORTED_HEAD_DIM, "head_dim 128 with values of 72");
     REFUSED(p.dtype = 0, ATTNPACK_ERROR_ENUM_VALUE, "0 is no attnpack_dtype; there are 1 (F16), 2 (BF16), 3 (F32)");
@@ -77,6 +80,8 @@ static void parameters(const attnpack_device *device) {
     REFUSED(p.k_strides.head = INT64_MIN, ATTNPACK_ERROR_NEGATIVE_STRIDE, "the head stride of k");
     REFUSED(p.v_strides.batch = INT64_MAX, ATTNPACK_ERROR_EXTENT_OVERFLOW, "an offset in v does not fit 64 bits");
     REFUSED(p.o_strides.seq = 64, ATTNPACK_ERROR_OUTPUT_OVERLAPS_ITSELF, "may write an element twice");
+    REFUSED(p.programmatic_launch = 1, ATTNPACK_OK, "");
+    REFUSED(p.reserved = 1, ATTNPACK_ERROR_UNKNOWN_FIELD, "byte 188 of attnpack_prefill_params is not 0");
     REFUSED(p.head_dim = 72, ATTNPACK_ERROR_UNSUPPORTED_HEAD_DIM, "no kernel for head_dim 72 in bf16 on sm_90");
     REFUSED(p.q = NULL, ATTNPACK_ERROR_NULL_TENSOR, "the address of q is 0");
     REFUSED(p.k = NULL, ATTNPACK_ERROR_NULL_TENSOR, "the address of k is 0");
@@ -109,6 +114,11 @@ static void growth(const attnpack_device *device) {
     } wide;
     size_t i;
     memset(&newer, 0, sizeof newer);
+    /* What lies behind the first version is not of the struct. */
+    newer.known = good();
+    newer.known.struct_size = FIRST_SIZE;
+    newer.known.reserved = 7;
+    expect("the first version", attnpack_prefill(device, &newer.known, NULL), ATTNPACK_OK, "");
     newer.known = good();
     newer.known.struct_size = sizeof newer;
     expect("later fields of 0", attnpack_prefill(device, &newer.known, NULL), ATTNPACK_OK, "");
@@ -269,7 +279,7 @@ static void malformed(const attnpack_device *device, int calls) {
                 const uint32_t narrow = (uint32_t)value;
                 memcpy(bytes + sizeof p.struct_size + next_random() % 10 * 4, &narrow, sizeof narrow);
             } else {
-                memcpy(bytes + 48 + next_random() % 17 * 8, &value, sizeof value);
+                memcpy(bytes + 48 + next_random() % 18 * 8, &value, sizeof value);
             }
         }
         if (next_random() % 40 == 0) p.struct_size = odd_value() % (sizeof p + 1); /* beyond it lies memory of others */

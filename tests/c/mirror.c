@@ -16,7 +16,7 @@
 
 /* As in tests/fake_driver/libcuda.rs. */
 typedef struct fake_launch {
-    uint32_t sizes[8];
+    uint32_t sizes[9];
     size_t stream;
     unsigned char context_is_current, is_ready;
 } fake_launch;
@@ -52,7 +52,7 @@ static void print_launch(size_t params_bytes) {
         return;
     }
     printf("launch");
-    for (i = 0; i < 8; i++) printf(" %u", (unsigned)launch.sizes[i]);
+    for (i = 0; i < 9; i++) printf(" %u", (unsigned)launch.sizes[i]);
     printf(" stream %u ready %u ", (unsigned)launch.stream, launch.context_is_current & launch.is_ready);
     for (i = 0; i < params_bytes; i++) printf("%02x", params[i]);
     printf("\n");
@@ -104,6 +104,7 @@ static void ask(const attnpack_device *device, uint32_t dtype, uint32_t mask, ui
     p.k_strides = strides(3000000, 144, 40000);
     p.v_strides = strides(5000000, 152, 48000);
     p.o_strides = strides(7000000, 8000, 160);
+    p.programmatic_launch = mask == ATTNPACK_MASK_CAUSAL;
 
     printf("problem %u %u %u\n", (unsigned)dtype, (unsigned)mask, (unsigned)shift);
     status = attnpack_supports(device, &p, &kernel, &code);

@@ -46,8 +46,8 @@ struct State {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Launch {
-    /// Grid, block, dynamic shared memory, blocks of a cluster.
-    pub sizes: [u32; 8],
+    /// Grid, block, dynamic shared memory, blocks of a cluster, 1 for a programmatic launch.
+    pub sizes: [u32; 9],
     pub stream: usize,
     /// Whether the function's context was current.
     pub context_is_current: bool,
@@ -246,16 +246,18 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     _extra: *mut c_void,
 ) -> u32 {
     const CLUSTER_DIMENSION: c_uint = 4;
+    const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
     const INVALID_VALUE: u32 = 1;
     let mut s = match call("cuLaunchKernelEx") {
         Ok(state) => state,
         Err(code) => return code,
     };
     let LaunchConfig { grid, block, shared_bytes, stream, attributes, attribute_count } = *unsafe { &*config };
-    let mut cluster = 1;
+    let (mut cluster, mut programmatic) = (1, 0);
     for n in 0..attribute_count as usize {
         match unsafe { &*attributes.add(n) } {
             LaunchAttribute { id: CLUSTER_DIMENSION, value } => cluster = value[0] as u32,
+            LaunchAttribute { id: PROGRAMMATIC_STREAM_SERIALIZATION, value } => programmatic = value[0] as u32,
             _ => return INVALID_VALUE,
         }
     }
@@ -263,7 +265,7 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
         return INVALID_VALUE;
     }
     let launch = Launch {
-        sizes: [grid[0], grid[1], grid[2], block[0], block[1], block[2], shared_bytes, cluster],
+        sizes: [grid[0], grid[1], grid[2], block[0], block[1], block[2], shared_bytes, cluster, programmatic],
         stream,
         context_is_current: s.home.get(&function) == s.current.last(),
         is_ready: s.shared_bytes.get(&function) == Some(&(shared_bytes as i32)) && s.functions_loaded.contains(&function),

@@ -336,6 +336,8 @@ impl Namer {
             Inst::MapShared { d, addr, rank } => format!("mapa.shared::cluster.u32 {}, {}, {}", r(d), r(addr), r(rank)),
             Inst::ClusterArrive { releases } => format!("barrier.cluster.arrive.{}.aligned", if *releases { "release" } else { "relaxed" }),
             Inst::ClusterWait => "barrier.cluster.wait.acquire.aligned".to_owned(),
+            Inst::AwaitPrerequisites => "griddepcontrol.wait".to_owned(),
+            Inst::LaunchDependents => "griddepcontrol.launch_dependents".to_owned(),
             other => unreachable!("written by instruction(): {other:?}"),
         }
     }

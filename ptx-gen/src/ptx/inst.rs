@@ -246,6 +246,10 @@ pub enum Inst {
     ClusterArrive { releases: bool },
     /// Waits for the arrivals of the cluster's threads.
     ClusterWait,
+    /// Waits for the grids that this one was launched to depend on.
+    AwaitPrerequisites,
+    /// Lets the grids start that depend on this one, as far as this block is concerned.
+    LaunchDependents,
 }
 
 /// Left operand of a warpgroup multiplication.
@@ -331,6 +335,7 @@ impl Inst {
             Inst::BulkCommit | Inst::BulkWaitRead { .. } | Inst::BulkWait { .. } | Inst::MbarrierExpect { .. } => {
                 (PtxVersion(8, 0), sm(90))
             }
+            Inst::AwaitPrerequisites | Inst::LaunchDependents => (PtxVersion(7, 8), sm(90)),
             Inst::MbarrierTryWait { .. } | Inst::StMatrix { .. } | Inst::MulPacked { .. } | Inst::MapShared { .. } => {
                 (PtxVersion(7, 8), sm(90))
             }

@@ -94,6 +94,20 @@ impl Kernel {
         self.push(Inst::ClusterWait);
     }
 
+    /// Waits until the grids have ended that this one was launched to depend on; what they wrote is visible to the whole grid
+    /// after. Returns at once where the launch was not a programmatic one (PTX ISA, "griddepcontrol").
+    #[track_caller]
+    pub fn await_prerequisites(&self) {
+        self.push(Inst::AwaitPrerequisites);
+    }
+
+    /// Lets the grids start that were launched to depend on this one, once every block has come here or ended. That is all it
+    /// does: they have to wait for what this grid writes.
+    #[track_caller]
+    pub fn launch_dependents(&self) {
+        self.push(Inst::LaunchDependents);
+    }
+
     /// Waits for the lanes of the warp, and orders their accesses to memory.
     #[track_caller]
     pub fn warp_barrier(&self) {

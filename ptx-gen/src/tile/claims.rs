@@ -15,7 +15,8 @@
 //!    nodes get theirs when it is instantiated and keep them in every replay, but two instantiations differ and the
 //!    replays of one do not overlap. Seen on an H200 (driver 580, 2026-11-30) with 8 streams, 3 priorities,
 //!    programmatic launches, graphs with parallel branches, and up to 8 instantiations beside launches: 18,800 pairs of
-//!    overlapping blocks of different grids, none with the same number.
+//!    overlapping blocks of different grids, none with the same number. Grids of one stream overlap where a launch is a
+//!    programmatic one: the second joins while the first still claims. To the table they are two grids like any others.
 //! 2. Every block makes exactly one claim beyond the last tile. The claim that returns the last number, tiles - 1, comes
 //!    after all blocks have joined and made theirs; it frees the entry. So an entry lives from its grid's first join to
 //!    its last claim, and a replay with the same number starts from a free one.
@@ -25,8 +26,8 @@
 //!
 //! What two grids of one kernel that are alive together and have numbers equal mod 4096 pay: the second one's blocks search
 //! the places one by one under the lock, some 100 us each (estimated), and so do grids that come while one is displaced.
-//! Never with one stream. A search from the usual place up, left when it has found, would be short; but it changes how ptxas
-//! orders the consumers, and must be timed.
+//! Never with one stream: of the two grids that may overlap there, the second has the number after the first's. A search from
+//! the usual place up, left when it has found, would be short; but it changes how ptxas orders the consumers, and must be timed.
 //!
 //! Counters that grids share under a tag, restarting where they collide, need no lock. But a restart loses the count of
 //! the blocks that have ended, the entry is then never freed, and a replay with the same number finds it used up.

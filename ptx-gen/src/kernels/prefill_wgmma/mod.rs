@@ -25,6 +25,20 @@
 //! 7. l sums the weights after rounding, per lane, and over the four lanes that share a row only at the end.
 //! 8. The split form is for few rows over many keys: a tile takes (token, query head) pairs, so that K and V are read once
 //!    per group, and the blocks of a cluster [`share`] its keys, and then the columns of its output.
+//!
+//! A launch may be a programmatic one, whose grid starts while the grid before it in the stream still runs (PTX ISA,
+//! "griddepcontrol"; both instructions do nothing in other launches). That changes no result:
+//! - The producer waits for the end of the grid before in front of its first copy. Every stage of Q, K and V is filled behind
+//!   that wait, and a consumer accesses global memory for the first time when it writes a tile's O and log-sum-exp, for which it
+//!   waited for such stages. So whatever the two grids read or write of each other's, all of this one comes after all of
+//!   that one.
+//! - In front of the wait are barriers, shared memory, parameters and the warp that joins the table of claims, which is made
+//!   for grids that run at the same time.
+//! - The producer lets dependents start when it finds no further tile, or has split its share: early enough to hide their
+//!   start, and not so early that they sit waiting on multiprocessors that a small grid left to other streams. They see nothing
+//!   of O by that: each has to wait as this grid does, until it has ended and what it wrote is visible.
+//! - This grid ends after the one before, for each of its blocks waited; so who waits for this one has waited for both. And as
+//!   blocks let dependents start behind their wait, no more than two such grids of a stream run at a time.
 
 mod consumer;
 mod input;

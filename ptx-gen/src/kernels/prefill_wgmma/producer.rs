@@ -29,7 +29,10 @@ pub fn run(block: &Block<'_, '_>) {
         k.elected(|| {
             let producer = Producer::new(block, claims, maps);
             match (block.t.form.splits_keys(), block.layout.q.stages) {
-                (true, _) => producer.produce_share(),
+                (true, _) => {
+                    producer.produce_share();
+                    k.launch_dependents();
+                }
                 (false, 1) => producer.produce(),
                 _ => producer.produce_ahead(),
             }
@@ -75,7 +78,7 @@ impl<'a, 'k> Producer<'a, 'k> {
     fn produce_share(&self) {
         let (k, order) = (self.k, &self.block.order);
         let tile = order.of_cluster();
-        self.announce(&tile);
+        self.announce_first(&tile);
         let (share, before) = order.share(tile);
         let (kv_head, last) = (order.kv_head(tile.head), share.blocks - 1);
         self.fetch_keys(last + before, kv_head, tile.batch);
@@ -91,7 +94,7 @@ impl<'a, 'k> Producer<'a, 'k> {
     fn produce(&self) {
         let (k, order) = (self.k, &self.block.order);
         let first = order.first();
-        self.announce(&first);
+        self.announce_first(&first);
         let tile = first.map(|value| k.var(value));
         let claimed = k.var(self.claims.no_claim());
         self.fetch_keys(first.blocks - 1, order.kv_head(first.head), first.batch);
@@ -125,7 +128,7 @@ impl<'a, 'k> Producer<'a, 'k> {
     fn produce_ahead(&self) {
         let (k, order) = (self.k, &self.block.order);
         let first = order.first();
-        self.announce(&first);
+        self.announce_first(&first);
         let tile = first.map(|value| k.var(value));
         let claimed = k.var(self.claims.no_claim());
         let (kv_head_before, batch_before) = (k.var(0u32), k.var(NO_BATCH));
@@ -179,10 +182,26 @@ impl<'a, 'k> Producer<'a, 'k> {
         self.values.fetch(n * self.block.t.block_kv, kv_head, batch);
     }
 
-    /// Describes a tile to the consumers and copies its queries.
+    /// Announces the block's first tile, once the grid before this one has ended: until then no tensor is touched.
+    ///
+    /// The wait stands where ptxas writes the same consumers as without it. A line up or down, or without the wait for a stage
+    /// that is empty anyway, it orders those of f16 with head_dim 64 anew, or serialises another kernel's products (C7511).
+    fn announce_first(&self, tile: &QueryTile<Reg<'k, u32>>) {
+        let stage = self.q.stage.index();
+        self.k.await_prerequisites();
+        self.q.stage.await_empty();
+        self.describe(stage, tile);
+    }
+
+    /// Announces a tile, once its stage is empty.
     fn announce(&self, tile: &QueryTile<Reg<'k, u32>>) {
         self.q.stage.await_empty();
-        self.block.notes.write(self.q.stage.index(), tile);
+        self.describe(self.q.stage.index(), tile);
+    }
+
+    /// Describes a tile to the consumers and copies its queries.
+    fn describe(&self, stage: Reg<'k, u32>, tile: &QueryTile<Reg<'k, u32>>) {
+        self.block.notes.write(stage, tile);
         let packing = self.block.order.packing;
         let (head, row) = (packing.first_head(tile.head), packing.first_token(tile.row));
         match packing.rows() {
@@ -202,7 +221,9 @@ impl<'a, 'k> Producer<'a, 'k> {
         self.q.stage.fill(self.q.map, &boxes, rows * (2 * t.head_dim));
     }
 
+    /// Tells the consumers that there is no further tile, after the grids that depend on this one, which may start.
     fn announce_end(&self) {
+        self.k.launch_dependents();
         self.q.stage.await_empty();
         self.block.notes.write_end(self.q.stage.index());
         self.q.stage.full().arrive();
