@@ -1,8 +1,8 @@
 //! What a launch is expected to cost: how [`dispatch`](crate::dispatch()) chooses among tilings.
 //!
-//! The unit is the time in which a multiprocessor, kept busy with large tiles, computes one row-key pair. A launch takes
-//! as long as the larger of two things: all its pairs, shared out among the multiprocessors, and the block that sees the
-//! most keys, alone. Blocks start with the longest, so that little else matters.
+//! The unit is the time in which a multiprocessor, kept busy with large tiles of `mma.sync`, computes one row-key pair: 0.127 ns
+//! on an H200 at head_dim 128. A launch takes as long as the larger of two things: all its pairs, shared out among the
+//! multiprocessors, and the block that sees the most keys, alone. Blocks start with the longest, so that little else matters.
 
 use crate::catalog::{Entry, Schedule};
 use crate::dispatch::Capability;
@@ -25,23 +25,29 @@ fn small_tile(head_dim: u32) -> f64 {
 /// 128 (12 heads of 2,048 tokens, 57 against 63 us) and 240 (1.04 times), tie at 256 and lose from 384 on (0.9).
 const ALONE: f64 = 1.2;
 
-/// A pair in kernels whose blocks stay and claim tiles, which are those for Hopper: 804 against 379 TFLOP/s where both fill the
-/// GPU (bf16, head_dim 128, 8,192 tokens). They win alone too: 25 against 58 us for 192 tiles, 8.9 against 12.8 for 48, 5.2
-/// against 5.3 for 32 tiles of 128 tokens (H200, 2026-11-30).
-const PERSISTENT: f64 = 0.48;
+/// The constants of Hopper's kernels. With them dispatch picks what takes 0.6 % more than the fastest form and cluster on average
+/// over 79 shapes of 1 to 2,048 tokens at head_dim 64, 96, 128 and 256, and 12 % more at worst (bf16, H200, 2026-11-30).
+mod hopper {
+    /// A pair where tiles follow one another, and two or three warpgroups share them: 804 against 379 TFLOP/s (head_dim 128,
+    /// 8,192 tokens).
+    pub(super) const PAIR: f64 = 0.48;
 
-/// A pair in those of them that have 64 rows, one warpgroup's: it waits for its own products. Alone in a tile it ends sooner
-/// than two or three that take turns, but it leaves the tensor cores idle, the more so over many tiles. Measured, 64 rows
-/// against 128 or 192: 7.1 against 9.0 us for 12 heads of 512 tokens at head_dim 128 and 5.8 against 8.7 for 14 at 64; 10.9
-/// against 10.6 for 32 heads of 512 at 128, 25.4 against 24.8 for 14 heads of 2,048 at 64 (H200, 2026-11-30).
-const ONE_WARPGROUP: f64 = 1.45;
+    /// One warpgroup, which has tiles of 64 rows, waits for its own products ...
+    pub(super) const ONE_WARPGROUP: f64 = 1.5;
 
-/// The part of the multiprocessors that larger clusters find: all blocks of one share a GPC, and GPCs differ. Of an H200's 132,
-/// 66 clusters of 2, 30 of 4 and 15 of 8 at once (cuOccupancyMaxActiveClusters).
-const IN_CLUSTERS: f64 = 0.91;
+    /// ... and for the change of its tiles.
+    pub(super) const ONE_WARPGROUP_BUSY: f64 = 1.15 * super::ALONE;
 
-/// Merging the shares of a tile takes as long as this many steps.
-const MERGE_STEPS: f64 = 2.0;
+    /// What several warpgroups need in addition to start and to end, and what the clusters need that merge shares: for 64 rows
+    /// and for more. At head_dim 128 the first is 2.5 us.
+    pub(super) const START: f64 = 20_000.0;
+    pub(super) const START_SMALL_SHARES: f64 = 14_000.0;
+    pub(super) const START_SHARES: f64 = 30_000.0;
+
+    /// The part of the multiprocessors that clusters of more than 2 find: all blocks of one share a GPC, and GPCs differ. Of an
+    /// H200's 132, 66 clusters of 2, 30 of 4 and 15 of 8 at once (cuOccupancyMaxActiveClusters).
+    pub(super) const IN_CLUSTERS: f64 = 0.91;
+}
 
 /// Shared memory that the driver keeps of each block (CUDA programming guide, "Compute capabilities"); a multiprocessor
 /// has as much more than one block can have.
@@ -49,47 +55,67 @@ const RESERVED_BYTES: u32 = 1024;
 
 /// The expected time of the launch, and of all its pairs: the second decides where the longest block hides the first.
 pub(crate) fn estimate(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
+    match entry.schedule {
+        Schedule::Grid => grid_of_blocks(entry, grid, problem, device),
+        Schedule::Persistent(_) => persistent(entry, grid, problem, device),
+        Schedule::Split { .. } => split(entry, grid, problem, device),
+    }
+}
+
+/// Keys that a row sees, on average.
+fn keys_of_a_row(problem: &Problem) -> f64 {
     let shape = problem.shape();
     let (q_len, kv_len) = (f64::from(shape.q_len), f64::from(shape.kv_len));
-    let keys_of_a_row = match problem.mask() {
+    match problem.mask() {
         Mask::Full => kv_len,
         Mask::Causal if kv_len >= q_len => kv_len - (q_len - 1.0) / 2.0,
         // The first rows see nothing; the last kv_len see 1, 2, ... kv_len keys.
         Mask::Causal => kv_len * (kv_len + 1.0) / 2.0 / q_len,
-    };
-    if let Schedule::Split { .. } = entry.schedule {
-        let time = split(entry, grid, kv_len, device.multiprocessors.max(1));
-        return [time, time];
     }
-    // Going from a tile to the next takes a block that stays about as long as a step (3,800 against 2,048 clocks with one).
-    let change = if let Schedule::Persistent(_) = entry.schedule { f64::from(entry.block_kv) } else { 0.0 };
-    let pair = match entry.schedule {
-        Schedule::Persistent(_) if entry.block_q < LARGE_ROWS => PERSISTENT * ONE_WARPGROUP,
-        Schedule::Persistent(_) | Schedule::Split { .. } => PERSISTENT,
-        Schedule::Grid if entry.block_q < LARGE_ROWS => small_tile(entry.head_dim),
-        Schedule::Grid => 1.0,
-    };
+}
+
+fn multiprocessors(device: Capability) -> f64 {
+    f64::from(device.multiprocessors.max(1))
+}
+
+fn grid_of_blocks(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
+    let pair = if entry.block_q < LARGE_ROWS { small_tile(entry.head_dim) } else { 1.0 };
     let rows = f64::from(entry.block_q);
     let in_company = (device.shared_optin_bytes + RESERVED_BYTES) / (entry.shared_bytes + RESERVED_BYTES) > 1;
-    let all = grid.tiles() as f64 * rows * (keys_of_a_row + change) * pair / f64::from(device.multiprocessors.max(1));
-    let all = match entry.schedule {
-        Schedule::Persistent(_) if entry.block_q < LARGE_ROWS => all * ALONE * ONE_WARPGROUP,
-        _ if in_company => all,
-        _ => all * ALONE,
-    };
-    let longest = rows * (kv_len + change) * pair * ALONE;
+    let all = grid.tiles() as f64 * rows * keys_of_a_row(problem) * pair / multiprocessors(device);
+    let all = if in_company { all } else { all * ALONE };
+    let longest = rows * f64::from(problem.shape().kv_len) * pair * ALONE;
     [all.max(longest), all]
 }
 
-/// The time of clusters, each of which takes a tile: as long as the block with the most keys and the merge, and as often as
-/// there are more tiles than clusters at once.
-fn split(entry: &Entry, grid: &Grid, kv_len: f64, multiprocessors: u32) -> f64 {
-    let (rows, cluster) = (f64::from(entry.block_q), f64::from(grid.cluster()));
-    let step = f64::from(entry.block_kv);
-    let keys = (kv_len / step / cluster).ceil() * step;
-    let pair = if entry.block_q < LARGE_ROWS { PERSISTENT * ONE_WARPGROUP } else { PERSISTENT };
-    let usable = if grid.cluster() > 2 { IN_CLUSTERS } else { 1.0 };
-    let at_once = (f64::from(multiprocessors) * usable / cluster).floor().max(1.0);
+fn persistent(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
+    let rows = f64::from(entry.block_q);
+    let (alone, busy, start) = if entry.block_q < LARGE_ROWS {
+        let pair = hopper::PAIR * hopper::ONE_WARPGROUP;
+        (pair * ALONE, pair * hopper::ONE_WARPGROUP_BUSY, 0.0)
+    } else {
+        (hopper::PAIR * ALONE, hopper::PAIR, hopper::START)
+    };
+    // Going from a tile to the next takes about as long as a step (3,800 against 2,048 clocks with one).
+    let change = f64::from(entry.block_kv);
+    let all = grid.tiles() as f64 * rows * (keys_of_a_row(problem) + change) * busy / multiprocessors(device);
+    let longest = rows * (f64::from(problem.shape().kv_len) + change) * alone;
+    [start + all.max(longest), all]
+}
+
+/// Clusters take one tile each. As many as fit run at once, then as many again.
+fn split(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
+    let (rows, step, cluster) = (f64::from(entry.block_q), f64::from(entry.block_kv), f64::from(grid.cluster().max(1)));
+    let (pair, start) = if entry.block_q < LARGE_ROWS {
+        (hopper::PAIR * hopper::ONE_WARPGROUP, hopper::START_SMALL_SHARES)
+    } else {
+        (hopper::PAIR, hopper::START_SHARES)
+    };
+    // Merging takes as long as a step.
+    let tile = |keys: f64| start + rows * step * ((keys / step / cluster).ceil() + 1.0) * pair * ALONE;
+    let usable = if cluster > 2.0 { hopper::IN_CLUSTERS } else { 1.0 };
+    let at_once = (multiprocessors(device) * usable / cluster).floor().max(1.0);
     let turns = (grid.tiles() as f64 / at_once).ceil();
-    turns * rows * (keys + MERGE_STEPS * step) * pair * ALONE
+    let all = turns * tile(keys_of_a_row(problem));
+    [all.max(tile(f64::from(problem.shape().kv_len))), all]
 }

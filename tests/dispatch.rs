@@ -180,6 +180,42 @@ fn the_form_that_was_measured_to_be_faster_is_picked() {
     }
 }
 
+/// The fastest form on an H200, of those that are packaged (2026-11-30, bf16, causal; RESULTS.md).
+#[test]
+fn the_form_for_hopper_that_was_measured_to_be_fastest_is_picked() {
+    let forms = ["", "_short", "_split", "_short_split"];
+    let cases = [
+        ((128, 128), (12, 2), 128, "_short"),
+        ((512, 512), (12, 2), 128, "_short"),
+        ((2048, 2048), (12, 2), 128, ""),
+        ((1024, 1024), (32, 8), 128, ""),
+        ((1, 8192), (32, 8), 128, "_short_split"),
+        ((64, 1024), (32, 8), 128, "_short_split"),
+        ((64, 4096), (12, 2), 128, "_short_split"),
+        ((128, 8192), (32, 8), 128, "_split"),
+        ((256, 4096), (32, 8), 128, "_split"),
+        ((512, 8192), (32, 8), 128, ""),
+        ((128, 128), (14, 2), 64, "_short"),
+        ((1, 8192), (32, 8), 64, "_short_split"),
+        ((256, 8192), (32, 8), 64, "_split"),
+        ((512, 512), (32, 32), 96, ""),
+        ((64, 1024), (32, 32), 96, "_short_split"),
+        ((512, 512), (8, 4), 256, "_short_split"),
+    ];
+    for ((q_len, kv_len), (q_heads, kv_heads), head_dim, fastest) in cases {
+        let name = |form: &str| format!("prefill_wgmma_bf16_d{head_dim}_gany_causal{form}_sm90a");
+        let has_code = |entry: &Entry| !entry.cubins.is_empty() || entry.ptx.is_some();
+        let is_packaged = |form: &&str| catalog().iter().any(|entry| entry.name == name(form) && has_code(entry));
+        if !forms.iter().all(|form| is_packaged(form) || (head_dim >= 96 && *form == "_short")) {
+            continue;
+        }
+        let shape = Shape { batch: 1, q_len, kv_len, q_heads, kv_heads, head_dim };
+        let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
+        let picked = dispatch(&problem, Alignment::of_strides(&problem), device(9, 0), Policy::CubinFirst, catalog()).expect("served");
+        assert_eq!(picked.entry.name, name(fastest), "{q_len} x {kv_len}, {q_heads}/{kv_heads} heads");
+    }
+}
+
 #[test]
 fn a_grid_has_so_many_tiles() {
     let tokens = |q_len| {
@@ -393,15 +429,16 @@ fn every_packaged_kernel_is_reachable() {
         };
         // Rows that start on exactly as many bytes as the kernel needs.
         let row = u64::from(kv_heads * entry.head_dim) + u64::from(entry.copy_bytes / entry.dtype.bytes());
-        let picked = |(q_len, device): (u32, Capability)| {
-            let shape = Shape { batch: 2, q_len, kv_len: 100, q_heads: kv_heads * ratio, kv_heads, head_dim: entry.head_dim };
-            let strides = Strides::packed_rows(row, entry.head_dim, 100);
+        let picked = |(q_len, kv_len, device): (u32, u32, Capability)| {
+            let shape = Shape { batch: 2, q_len, kv_len, q_heads: kv_heads * ratio, kv_heads, head_dim: entry.head_dim };
+            let strides = Strides::packed_rows(row, entry.head_dim, kv_len);
             let builder = Problem::prefill(entry.dtype, shape).v_head_dim(entry.v_head_dim).mask(mask).k_strides(strides);
             let problem = builder.build().expect("legal");
             let choice = dispatch(&problem, Alignment::of_strides(&problem), device, Policy::CubinFirst, catalog());
             choice.is_ok_and(|choice| std::ptr::eq(choice.entry, entry))
         };
-        let mut cases = [1, 16, 100, 4096].into_iter().flat_map(|q_len| devices.map(|device| (q_len, device)));
+        let lengths = [(1, 100), (16, 100), (100, 100), (4096, 100), (1, 8192), (14, 8192), (60, 8192), (200, 8192)];
+        let mut cases = lengths.into_iter().flat_map(|(q_len, kv_len)| devices.map(|device| (q_len, kv_len, device)));
         let has_code = !entry.cubins.is_empty() || entry.ptx.is_some();
         assert!(!has_code || cases.any(picked), "{} is never picked", entry.name);
     }
