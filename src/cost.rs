@@ -33,16 +33,16 @@ mod hopper {
     pub(super) const PAIR: f64 = 0.48;
 
     /// One warpgroup, which has tiles of 64 rows, waits for its own products ...
-    pub(super) const ONE_WARPGROUP: f64 = 1.5;
+    pub(super) const ONE_WARPGROUP: f64 = 1.55;
 
     /// ... and for the change of its tiles.
-    pub(super) const ONE_WARPGROUP_BUSY: f64 = 1.15 * super::ALONE;
+    pub(super) const ONE_WARPGROUP_BUSY: f64 = 1.11 * super::ALONE;
 
     /// What several warpgroups need in addition to start and to end, and what the clusters need that merge shares: for 64 rows
     /// and for more. At head_dim 128 the first is 2.5 us.
     pub(super) const START: f64 = 20_000.0;
     pub(super) const START_SMALL_SHARES: f64 = 14_000.0;
-    pub(super) const START_SHARES: f64 = 30_000.0;
+    pub(super) const START_SHARES: f64 = 36_000.0;
 
     /// The part of the multiprocessors that clusters of more than 2 find: all blocks of one share a GPC, and GPCs differ. Of an
     /// H200's 132, 66 clusters of 2, 30 of 4 and 15 of 8 at once (cuOccupancyMaxActiveClusters).
