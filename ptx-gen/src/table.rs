@@ -99,7 +99,7 @@ const fn hopper((head_dim, value_dim): (u32, u32), heads: Heads, form: Form, blo
     Row { precision: Precision::Half, heads, tiling }
 }
 
-use Form::{Main, Short, ShortSplit, Split, Unaligned};
+use Form::{Main, Medium, Short, ShortSplit, Split, Unaligned};
 use Heads::{ByMask, Packed, Parameter};
 use Precision::{Half, Single};
 use Tiles::{Everywhere, Large, Small};
@@ -133,10 +133,12 @@ static PREFILL_WGMMA_ROWS: &[Row] = &[
     hopper(( 64,  64), ByMask, ShortSplit, ( 64, 128,  8)),
     hopper(( 64,  64), ByMask, Split,      (128, 128, 12)),
     hopper(( 64,  64), ByMask, Short,      ( 64, 128,  8)),
+    hopper(( 64,  64), ByMask, Medium,     (128, 128, 12)),
     hopper(( 64,  64), ByMask, Main,       (192, 128, 16)),
     hopper(( 80,  80), ByMask, Main,       (128, 128, 12)),
     hopper(( 96,  96), ByMask, ShortSplit, ( 64, 128,  8)),
     hopper(( 96,  96), ByMask, Split,      (128, 128, 12)),
+    hopper(( 96,  96), ByMask, Short,      ( 64, 128,  8)),
     hopper(( 96,  96), ByMask, Main,       (128, 128, 12)),
     hopper((128, 128), ByMask, ShortSplit, ( 64, 128,  8)),
     hopper((128, 128), ByMask, Split,      (128, 128, 12)),
@@ -146,6 +148,7 @@ static PREFILL_WGMMA_ROWS: &[Row] = &[
     hopper((192, 192), ByMask, Main,       (128,  64, 12)),
     hopper((256, 256), ByMask, ShortSplit, ( 64,  64,  8)),
     hopper((256, 256), ByMask, Split,      (128,  64, 12)),
+    hopper((256, 256), ByMask, Short,      ( 64,  64,  8)),
     hopper((256, 256), ByMask, Main,       (128,  64, 12)),
 ];
 

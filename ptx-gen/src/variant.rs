@@ -104,7 +104,9 @@ impl Tiles {
 pub enum Form {
     /// Large tiles, for problems that fill the GPU.
     Main,
-    /// Half the query rows a block: more blocks, for problems that do not.
+    /// Fewer query rows a block: under the causal mask fewer keys that a row does not see, which counts over few keys.
+    Medium,
+    /// Half the query rows a block, or less: more blocks, for problems that do not.
     Short,
     /// Large tiles whose keys are split among the blocks of a cluster: for few rows and many keys.
     Split,
@@ -123,7 +125,7 @@ impl Form {
     /// Alignment in bytes that rows of q, k, v and o must have: the size of one copy.
     pub const fn copy_bytes(self) -> u32 {
         match self {
-            Form::Main | Form::Short | Form::Split | Form::ShortSplit => 16,
+            Form::Main | Form::Medium | Form::Short | Form::Split | Form::ShortSplit => 16,
             Form::Unaligned => 4,
         }
     }
@@ -131,6 +133,7 @@ impl Form {
     fn suffix(self) -> &'static str {
         match self {
             Form::Main => "",
+            Form::Medium => "_medium",
             Form::Short => "_short",
             Form::Split => "_split",
             Form::ShortSplit => "_short_split",
@@ -328,6 +331,7 @@ impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Form::Main => "main",
+            Form::Medium => "medium",
             Form::Short => "short",
             Form::Split => "split",
             Form::ShortSplit => "short_split",

@@ -192,7 +192,9 @@ pub fn examine_all(kernels: &[Kernel], cases: &[Case], done: impl Fn() + Sync) -
         Ok(())
     };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
+        // References take longer than kernels.
+        let workers = std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16));
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
         workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| Err("a worker panicked".to_owned())))
     })?;
     Ok(tallies.into_inner().unwrap_or_else(PoisonError::into_inner))
