@@ -123,16 +123,21 @@ impl<'a, 'k> Shares<'a, 'k> {
                 theirs.store(&[m.0[1], l.0[1]], 8 * SUMS_BYTES);
             });
         }
-        k.note("O, slice by slice in turn to the blocks");
-        let (mut to, mut slot) = (k.constant(0u32), k.constant(0u32));
-        for slice in o.values().chunks_exact(PIECES * AT_ONCE) {
-            let theirs = self.place(slot, self.rank).in_block(to);
-            for (piece, offset) in slice.chunks_exact(AT_ONCE).zip((0..).step_by(self.stride() as usize)) {
-                theirs.store(&[piece[0].get(), piece[1].get(), piece[2].get(), piece[3].get()], offset);
+        k.note("O, slice by slice in turn to the blocks; each begins with its own, so that no block gets all at once");
+        let slices: Vec<_> = (0u32..).zip(o.values().chunks_exact(PIECES * AT_ONCE)).collect();
+        for comes_first in [true, false] {
+            let (mut to, mut slot) = (k.constant(0u32), k.constant(0u32));
+            for (n, slice) in &slices {
+                k.when(if comes_first { self.rank.le(*n) } else { self.rank.gt(*n) }, || {
+                    let theirs = self.place(slot, self.rank).in_block(to);
+                    for (piece, offset) in slice.chunks_exact(AT_ONCE).zip((0..).step_by(self.stride() as usize)) {
+                        theirs.store(&[piece[0].get(), piece[1].get(), piece[2].get(), piece[3].get()], offset);
+                    }
+                });
+                let next = to + 1;
+                let was_last = next.eq(self.blocks);
+                (to, slot) = (was_last.select(0u32, next), was_last.select(slot + 1, slot));
             }
-            let next = to + 1;
-            let was_last = next.eq(self.blocks);
-            (to, slot) = (was_last.select(0u32, next), was_last.select(slot + 1, slot));
         }
     }
 
