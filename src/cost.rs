@@ -25,24 +25,32 @@ fn small_tile(head_dim: u32) -> f64 {
 /// 128 (12 heads of 2,048 tokens, 57 against 63 us) and 240 (1.04 times), tie at 256 and lose from 384 on (0.9).
 const ALONE: f64 = 1.2;
 
-/// The constants of Hopper's kernels. With them dispatch picks what takes 0.6 % more than the fastest form and cluster on average
-/// over 79 shapes of 1 to 2,048 tokens at head_dim 64, 96, 128 and 256, and 12 % more at worst (bf16, H200, 2026-11-30).
+/// The constants of Hopper's kernels. With them dispatch picks what takes 0.2 % more than the fastest form and cluster on average
+/// over 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256, and 5 % more at worst (bf16, H200, 2026-11-30;
+/// RESULTS.md).
 mod hopper {
-    /// A pair where tiles follow one another, and two or three warpgroups share them: 804 against 379 TFLOP/s (head_dim 128,
-    /// 8,192 tokens).
-    pub(super) const PAIR: f64 = 0.48;
+    /// A pair where a tile's rows are two warpgroups'.
+    const PAIR: f64 = 0.576;
 
-    /// One warpgroup, which has tiles of 64 rows, waits for its own products ...
-    pub(super) const ONE_WARPGROUP: f64 = 1.55;
+    /// A pair in tiles of so many rows. One warpgroup waits for its own products; three read K and V less often.
+    pub(super) fn pair(block_q: u32) -> f64 {
+        match block_q / 64 {
+            0 | 1 => PAIR * 1.7,
+            2 => PAIR,
+            _ => PAIR * 0.95,
+        }
+    }
 
-    /// ... and for the change of its tiles.
-    pub(super) const ONE_WARPGROUP_BUSY: f64 = 1.11 * super::ALONE;
+    /// How much less a pair takes where tiles follow one another, or how much more, for one warpgroup that waits at each change.
+    pub(super) fn in_a_stream(block_q: u32) -> f64 {
+        if block_q <= 64 { 1.18 } else { 0.69 }
+    }
 
     /// What several warpgroups need in addition to start and to end, and what the clusters need that merge shares: for 64 rows
-    /// and for more. At head_dim 128 the first is 2.5 us.
-    pub(super) const START: f64 = 20_000.0;
+    /// and for more. At head_dim 128 the first is 2.4 us.
+    pub(super) const START: f64 = 19_000.0;
     pub(super) const START_SMALL_SHARES: f64 = 14_000.0;
-    pub(super) const START_SHARES: f64 = 36_000.0;
+    pub(super) const START_SHARES: f64 = 38_000.0;
 
     /// The part of the multiprocessors that clusters of more than 2 find: all blocks of one share a GPC, and GPCs differ. Of an
     /// H200's 132, 66 clusters of 2, 30 of 4 and 15 of 8 at once (cuOccupancyMaxActiveClusters).
@@ -81,7 +89,7 @@ fn multiprocessors(device: Capability) -> f64 {
 fn grid_of_blocks(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
     let pair = if entry.block_q < LARGE_ROWS { small_tile(entry.head_dim) } else { 1.0 };
     let rows = f64::from(entry.block_q);
-    let in_company = (device.shared_optin_bytes + RESERVED_BYTES) / (entry.shared_bytes + RESERVED_BYTES) > 1;
+    let in_company = device.shared_optin_bytes.saturating_add(RESERVED_BYTES) / entry.shared_bytes.saturating_add(RESERVED_BYTES) > 1;
     let all = grid.tiles() as f64 * rows * keys_of_a_row(problem) * pair / multiprocessors(device);
     let all = if in_company { all } else { all * ALONE };
     let longest = rows * f64::from(problem.shape().kv_len) * pair * ALONE;
@@ -89,30 +97,28 @@ fn grid_of_blocks(entry: &Entry, grid: &Grid, problem: &Problem, device: Capabil
 }
 
 fn persistent(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
-    let rows = f64::from(entry.block_q);
-    let (alone, busy, start) = if entry.block_q < LARGE_ROWS {
-        let pair = hopper::PAIR * hopper::ONE_WARPGROUP;
-        (pair * ALONE, pair * hopper::ONE_WARPGROUP_BUSY, 0.0)
-    } else {
-        (hopper::PAIR * ALONE, hopper::PAIR, hopper::START)
+    let (shape, step) = (problem.shape(), f64::from(entry.block_kv));
+    let (rows, kv_len) = (f64::from(entry.block_q), f64::from(shape.kv_len));
+    // A tile's rows work on the keys that its last one sees, in whole steps.
+    let unseen = match problem.mask() {
+        Mask::Causal => (rows.min(f64::from(shape.q_len)) + step) / 2.0,
+        Mask::Full => 0.0,
     };
     // Going from a tile to the next takes about as long as a step (3,800 against 2,048 clocks with one).
-    let change = f64::from(entry.block_kv);
-    let all = grid.tiles() as f64 * rows * (keys_of_a_row(problem) + change) * busy / multiprocessors(device);
-    let longest = rows * (f64::from(problem.shape().kv_len) + change) * alone;
+    let keys = (keys_of_a_row(problem) + unseen).min(kv_len + step) + step;
+    let pair = hopper::pair(entry.block_q);
+    let all = grid.tiles() as f64 * rows * keys * pair * hopper::in_a_stream(entry.block_q) / multiprocessors(device);
+    let longest = rows * (kv_len + step) * pair;
+    let start = if entry.block_q < LARGE_ROWS { 0.0 } else { hopper::START };
     [start + all.max(longest), all]
 }
 
 /// Clusters take one tile each. As many as fit run at once, then as many again.
 fn split(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
     let (rows, step, cluster) = (f64::from(entry.block_q), f64::from(entry.block_kv), f64::from(grid.cluster().max(1)));
-    let (pair, start) = if entry.block_q < LARGE_ROWS {
-        (hopper::PAIR * hopper::ONE_WARPGROUP, hopper::START_SMALL_SHARES)
-    } else {
-        (hopper::PAIR, hopper::START_SHARES)
-    };
+    let start = if entry.block_q < LARGE_ROWS { hopper::START_SMALL_SHARES } else { hopper::START_SHARES };
     // Merging takes as long as a step.
-    let tile = |keys: f64| start + rows * step * ((keys / step / cluster).ceil() + 1.0) * pair * ALONE;
+    let tile = |keys: f64| start + rows * step * ((keys / step / cluster).ceil() + 1.0) * hopper::pair(entry.block_q);
     let usable = if cluster > 2.0 { hopper::IN_CLUSTERS } else { 1.0 };
     let at_once = (multiprocessors(device) * usable / cluster).floor().max(1.0);
     let turns = (grid.tiles() as f64 / at_once).ceil();

@@ -183,11 +183,17 @@ fn the_form_that_was_measured_to_be_faster_is_picked() {
 /// The fastest form on an H200, of those that are packaged (2026-11-30, bf16, causal; RESULTS.md).
 #[test]
 fn the_form_for_hopper_that_was_measured_to_be_fastest_is_picked() {
-    let forms = ["", "_short", "_split", "_short_split"];
+    let forms = ["", "_medium", "_short", "_split", "_short_split"];
     let cases = [
         ((128, 128), (12, 2), 128, "_short"),
         ((512, 512), (12, 2), 128, "_short"),
         ((2048, 2048), (12, 2), 128, ""),
+        ((1024, 1024), (64, 8), 64, "_medium"),
+        ((2048, 2048), (14, 2), 64, "_medium"),
+        ((8192, 8192), (32, 32), 64, ""),
+        ((128, 128), (32, 32), 96, "_short"),
+        ((2048, 2048), (8, 4), 256, "_short"),
+        ((8192, 8192), (8, 4), 256, ""),
         ((1024, 1024), (32, 8), 128, ""),
         ((1, 8192), (32, 8), 128, "_short_split"),
         ((64, 1024), (32, 8), 128, "_short_split"),
@@ -206,7 +212,7 @@ fn the_form_for_hopper_that_was_measured_to_be_fastest_is_picked() {
         let name = |form: &str| format!("prefill_wgmma_bf16_d{head_dim}_gany_causal{form}_sm90a");
         let has_code = |entry: &Entry| !entry.cubins.is_empty() || entry.ptx.is_some();
         let is_packaged = |form: &&str| catalog().iter().any(|entry| entry.name == name(form) && has_code(entry));
-        if !forms.iter().all(|form| is_packaged(form) || (head_dim >= 96 && *form == "_short")) {
+        if !forms.iter().all(|form| is_packaged(form) || (head_dim > 64 && *form == "_medium")) {
             continue;
         }
         let shape = Shape { batch: 1, q_len, kv_len, q_heads, kv_heads, head_dim };
@@ -437,7 +443,7 @@ fn every_packaged_kernel_is_reachable() {
             let choice = dispatch(&problem, Alignment::of_strides(&problem), device, Policy::CubinFirst, catalog());
             choice.is_ok_and(|choice| std::ptr::eq(choice.entry, entry))
         };
-        let lengths = [(1, 100), (16, 100), (100, 100), (4096, 100), (1, 8192), (14, 8192), (28, 30_000), (60, 8192), (200, 8192)];
+        let lengths = [(1, 100), (16, 100), (100, 100), (4096, 100), (1, 8192), (14, 8192), (28, 30_000), (60, 8192), (200, 8192), (9000, 9000)];
         let mut cases = lengths.into_iter().flat_map(|(q_len, kv_len)| devices.map(|device| (q_len, kv_len, device)));
         let has_code = !entry.cubins.is_empty() || entry.ptx.is_some();
         assert!(!has_code || cases.any(picked), "{} is never picked", entry.name);
