@@ -239,9 +239,19 @@ impl Entry {
         self.dtype == other.dtype
             && (self.head_dim, self.v_head_dim) == (other.head_dim, other.v_head_dim)
             && (self.mask == MaskSupport::Any || self.mask == other.mask)
-            && (self.schedule == Schedule::Grid || other.schedule.boxes().is_some())
+            && self.schedule_covers(other)
             && (self.group == Group::Any || self.group == other.group)
             && self.copy_bytes <= other.copy_bytes
+    }
+
+    /// Whether it takes every layout and ratio that `other` takes, as far as their schedules say.
+    fn schedule_covers(&self, other: &Entry) -> bool {
+        match (self.schedule, other.schedule) {
+            (Schedule::Grid, _) | (Schedule::Persistent(_), Schedule::Persistent(_) | Schedule::Split { .. }) => true,
+            // A tile has to have the rows of a token's heads.
+            (Schedule::Split { .. }, Schedule::Split { .. }) => other.block_q <= self.block_q,
+            (Schedule::Persistent(_), Schedule::Grid) | (Schedule::Split { .. }, _) => false,
+        }
     }
 
     pub(crate) fn serves_mask(&self, mask: Mask) -> bool {
@@ -288,5 +298,48 @@ impl Arch {
     fn compiles_for(self, device: Capability) -> bool {
         let (target, device) = ((self.major, self.minor), (device.major, device.minor));
         if self.specific { target == device } else { target <= device }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::catalog::{Boxes, Entry, Group, MaskSupport, Schedule, TensorBox};
+    use crate::shape::DType;
+
+    const BOX: TensorBox = TensorBox { columns: 64, heads: 1, rows: 64, chunks: 1 };
+    const BOXES: Boxes = Boxes { q: BOX, k: BOX, v: BOX, o: BOX };
+
+    const fn entry(schedule: Schedule, block_q: u32) -> Entry {
+        Entry {
+            name: "",
+            family: "",
+            dtype: DType::BF16,
+            head_dim: 128,
+            v_head_dim: 128,
+            group: Group::Any,
+            mask: MaskSupport::Any,
+            copy_bytes: 16,
+            block_q,
+            block_kv: 128,
+            threads: 128,
+            shared_bytes: 0,
+            schedule,
+            models: "",
+            cubins: &[],
+            ptx: None,
+        }
+    }
+
+    #[test]
+    fn a_kernel_covers_those_whose_layouts_and_ratios_it_takes() {
+        let split = Schedule::Split { boxes: BOXES, clusters: &[1, 2] };
+        let (grid, persistent) = (entry(Schedule::Grid, 64), entry(Schedule::Persistent(BOXES), 64));
+        let (short, tall) = (entry(split, 64), entry(split, 128));
+        for other in [&grid, &persistent, &short, &tall] {
+            assert!(grid.covers(other));
+            assert_eq!(persistent.covers(other), other.schedule != Schedule::Grid);
+            assert_eq!(tall.covers(other), other.schedule == split, "up to 128 heads of a group");
+            assert_eq!(short.covers(other), other.schedule == split && other.block_q == 64, "up to 64");
+        }
     }
 }
