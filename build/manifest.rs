@@ -206,11 +206,20 @@ fn schedule(text: &str) -> Result<Schedule> {
         ["grid"] => Ok(Schedule::Grid),
         ["persistent", boxes] => Ok(Schedule::Persistent(four_boxes(boxes)?)),
         ["split", clusters, boxes] => {
-            let clusters = clusters.split(',').map(str::parse).collect::<Result<_, _>>();
-            Ok(Schedule::Split(four_boxes(boxes)?, clusters.with_context(|| format!("launch={text}: the sizes of a cluster"))?))
+            let clusters = cluster_sizes(clusters)?;
+            Ok(Schedule::Split(four_boxes(boxes)?, clusters))
         }
         _ => bail!("launch={text}: expected grid, persistent:… or split:…"),
     }
+}
+
+/// The most blocks that a cluster can have on every GPU (CUDA programming guide, "Thread Block Clusters").
+const MOST_BLOCKS: u32 = 8;
+
+fn cluster_sizes(text: &str) -> Result<Vec<u32>> {
+    let sizes = text.split(',').map(|size| size.parse().ok().filter(|blocks| (1..=MOST_BLOCKS).contains(blocks)));
+    let sizes: Option<Vec<u32>> = sizes.collect();
+    sizes.with_context(|| format!("launch: '{text}': expected sizes of clusters such as 1,2,4, of 1 to {MOST_BLOCKS} blocks"))
 }
 
 fn four_boxes(text: &str) -> Result<[TensorBox; 4]> {
