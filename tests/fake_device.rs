@@ -212,6 +212,12 @@ fn a_split_launch_packs_a_groups_heads_into_clusters() {
         let refused =
             Error::UnsupportedGroup { group: 65, head_dim: 128, dtype: DType::BF16, device: device.capability(), available: vec![] };
         assert_eq!(device.supports(&problem).map(|choice| choice.entry.name), Err(refused));
+        // Tiles of 16 tokens of 4 heads, of 2 KV heads each, alone in their clusters.
+        let many = Shape { batch: 65_535, q_len: 300_000, kv_len: 300_000, ..SHAPE };
+        let many = Problem::prefill(DType::BF16, many).mask(Mask::Causal).build().expect("legal");
+        let (value, limit) = (65_535 * 2 * 18_750, (1 << 31) - 1);
+        let refused = Error::TooLarge { what: "batch * q_heads * (q_len / rows of a tile)", value, limit };
+        assert_eq!(device.supports(&many).map(|choice| choice.entry.name), Err(refused));
     });
 }
 
