@@ -256,7 +256,9 @@ fn prefill<E: Weight>(k: &Kernel, variant: &Variant) {
     };
     k.when(k.special(Special::TidX).eq(0u32), || {
         [layout.q, layout.k, layout.v].iter().for_each(|ring| ring.init(shared));
-        block.joined.init();
+        if !t.form.splits_keys() {
+            block.joined.init();
+        }
     });
     if block.order.packing.rows().is_some() {
         clear(&block, layout.q);
