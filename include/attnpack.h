@@ -341,7 +341,7 @@ typedef struct attnpack_kernel_info {
     uint32_t dtype;         /* an attnpack_dtype */
     uint32_t head_dim;      /* elements of a head of q and k */
     uint32_t v_head_dim;    /* elements of a head of v and o */
-    uint32_t group;         /* q_heads / kv_heads that it serves; 0: every ratio */
+    uint32_t group;         /* q_heads / kv_heads that it serves; 0: every ratio, or up to block_q where keys are split */
     uint32_t masks;         /* 1 << mask for each attnpack_mask that it serves */
     uint32_t row_alignment; /* bytes that must divide the starts of rows: 16 or 4 */
     uint32_t block_q;       /* rows of a tile */

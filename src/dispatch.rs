@@ -115,16 +115,17 @@ pub struct Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Entry { name, group, copy_bytes, block_q, block_kv, .. } = self.entry;
+        let Entry { name, group, copy_bytes, block_q, block_kv, schedule, .. } = self.entry;
         write!(f, "{name}: ")?;
         match self.code {
             Code::Cubin(cubin) => write!(f, "machine code for {} by {}", cubin.arch, cubin.checked_by)?,
             Code::Ptx(ptx) if ptx.target.specific => write!(f, "PTX for {}, compiled by the driver", ptx.target)?,
             Code::Ptx(ptx) => write!(f, "PTX for {} or newer, compiled by the driver", ptx.target)?,
         }
-        match group {
-            Group::Packed(group) => write!(f, "; {group} query heads packed")?,
-            Group::Any => write!(f, "; any ratio of heads")?,
+        match (group, schedule) {
+            (Group::Packed(group), _) => write!(f, "; {group} query heads packed")?,
+            (Group::Any, Schedule::Split { .. }) => write!(f, "; the query heads of a group packed, their keys split among blocks")?,
+            (Group::Any, Schedule::Grid | Schedule::Persistent(_)) => write!(f, "; any ratio of heads")?,
         }
         write!(f, "; tiles of {block_q} rows and {block_kv} keys, copied by {copy_bytes} bytes")
     }
@@ -136,10 +137,11 @@ impl fmt::Display for Choice {
 /// 1. machine code to PTX;
 /// 2. copies by 16 bytes to copies by 4;
 /// 3. the newest architecture that the device runs, `sm_90` and `sm_90a` being one;
-/// 4. the tiling whose launch is expected to end first: large tiles cost less for each row, small ones spread few rows
-///    over more multiprocessors, and tiles packed with the heads of a group waste no rows on few query tokens;
+/// 4. the tiling, and the size of clusters, whose launch is expected to end first: large tiles cost less for each row, small
+///    ones spread few rows over more multiprocessors, tiles packed with the heads of a group waste no rows on few query tokens,
+///    and clusters spread the keys of few tiles;
 /// 5. the largest tiles;
-/// 6. one head to a tile: what packs a group of heads is chosen where that saves tiles;
+/// 6. a kernel for every ratio to one for this ratio alone, which packs a group of heads: it is chosen where that saves tiles;
 /// 7. a kernel made for the mask to one that takes it as a parameter;
 /// 8. code for this architecture alone.
 ///

@@ -86,6 +86,7 @@ fn a_split_launch_packs_a_groups_heads_into_clusters() {
             let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
             let launched = launch(&device, &problem, POINTERS, STREAM).expect("launched");
             let (seen, params): (_, PrefillTmaParams) = fake.last_launch().expect("a launch");
+            assert!(launched.to_string().contains("; the query heads of a group packed, their keys split among blocks; "), "{launched}");
             let copied = |map: [u64; 16]| map[11..].to_vec();
             assert_eq!((seen.sizes[0], seen.sizes[7]), (params.tiles * launched.cluster, launched.cluster));
             (

@@ -42,7 +42,7 @@ pub enum Group {
     /// The query heads of a group are packed into one tile: a row is a (token, head) pair, and the
     /// variant serves this ratio only.
     Packed(u32),
-    /// A tile holds rows of one query head; the ratio is a launch parameter.
+    /// The ratio is a launch parameter. A tile holds rows of one query head; where keys are split, (token, head) pairs.
     Any,
 }
 
