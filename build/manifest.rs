@@ -80,8 +80,8 @@ pub enum Schedule {
     Split([TensorBox; 4], Vec<u32>),
 }
 
-/// A box of a tensor map: columns, heads, rows and chunks.
-pub type TensorBox = [u32; 4];
+/// A box of a tensor map: columns, rows and chunks.
+pub type TensorBox = [u32; 3];
 
 /// One kernel. What the fields mean at launch is said in `src/catalog.rs`, where they end up.
 #[derive(Clone, Debug)]
@@ -200,7 +200,7 @@ fn variant(line: &str) -> Result<Variant> {
     })
 }
 
-/// `grid`; `persistent:64x1x128x2,64x1x128x2,64x1x128x2,64x1x16x2`; or `split:1,2,4,8:` and boxes.
+/// `grid`; `persistent:64x128x2,64x128x2,64x128x2,64x16x2`; or `split:1,2,4,8:` and boxes.
 fn schedule(text: &str) -> Result<Schedule> {
     match text.split(':').collect::<Vec<_>>()[..] {
         ["grid"] => Ok(Schedule::Grid),
@@ -225,7 +225,7 @@ fn cluster_sizes(text: &str) -> Result<Vec<u32>> {
 fn four_boxes(text: &str) -> Result<[TensorBox; 4]> {
     let sizes = |text: &str| text.split('x').map(|size| size.parse().ok()).collect::<Option<Vec<u32>>>()?.try_into().ok();
     let boxes: Option<Vec<TensorBox>> = text.split(',').map(sizes).collect();
-    boxes.and_then(|boxes| boxes.try_into().ok()).with_context(|| format!("launch: '{text}': expected four boxes such as 64x1x128x2"))
+    boxes.and_then(|boxes| boxes.try_into().ok()).with_context(|| format!("launch: '{text}': expected four boxes such as 64x128x2"))
 }
 
 fn ptx_version(text: &str) -> Result<(u32, u32)> {

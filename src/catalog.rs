@@ -156,7 +156,7 @@ pub struct Boxes {
 pub struct TensorBox {
     /// Columns of a chunk; their bytes are the span of the swizzle.
     pub columns: u32,
-    /// Heads: those of a group where it is packed, else one.
+    /// Heads: one in the catalogue. Where keys are split, a launch divides the rows of q and o into heads of a group and tokens.
     pub heads: u32,
     /// Tokens.
     pub rows: u32,
