@@ -101,9 +101,8 @@ fn schedule_literal(schedule: &Schedule) -> String {
 }
 
 fn boxes_literal(boxes: &[TensorBox; 4]) -> String {
-    let [q, k, v, o] = boxes.map(|[columns, heads, rows, chunks]| {
-        format!("TensorBox {{ columns: {columns}, heads: {heads}, rows: {rows}, chunks: {chunks} }}")
-    });
+    let [q, k, v, o] =
+        boxes.map(|[columns, rows, chunks]| format!("TensorBox {{ columns: {columns}, heads: 1, rows: {rows}, chunks: {chunks} }}"));
     format!("Boxes {{ q: {q}, k: {k}, v: {v}, o: {o} }}")
 }
 

@@ -80,8 +80,8 @@ pub enum Schedule {
     Split([TensorBox; 4], Vec<u32>),
 }
 
-/// A box of a tensor map: columns, heads, rows and chunks.
-pub type TensorBox = [u32; 4];
+/// A box of a tensor map: columns, rows and chunks.
+pub type TensorBox = [u32; 3];
 
 /// One kernel. What the fields mean at launch is said in `src/catalog.rs`, where they end up.
 #[derive(Clone, Debug)]
@@ -200,23 +200,32 @@ fn variant(line: &str) -> Result<Variant> {
     })
 }
 
-/// `grid`; `persistent:64x1x128x2,64x1x128x2,64x1x128x2,64x1x16x2`; or `split:1,2,4,8:` and boxes.
+/// `grid`; `persistent:64x128x2,64x128x2,64x128x2,64x16x2`; or `split:1,2,4,8:` and boxes.
 fn schedule(text: &str) -> Result<Schedule> {
     match text.split(':').collect::<Vec<_>>()[..] {
         ["grid"] => Ok(Schedule::Grid),
         ["persistent", boxes] => Ok(Schedule::Persistent(four_boxes(boxes)?)),
         ["split", clusters, boxes] => {
-            let clusters = clusters.split(',').map(str::parse).collect::<Result<_, _>>();
-            Ok(Schedule::Split(four_boxes(boxes)?, clusters.with_context(|| format!("launch={text}: the sizes of a cluster"))?))
+            let clusters = cluster_sizes(clusters)?;
+            Ok(Schedule::Split(four_boxes(boxes)?, clusters))
         }
         _ => bail!("launch={text}: expected grid, persistent:… or split:…"),
     }
 }
 
+/// The most blocks that a cluster can have on every GPU (CUDA programming guide, "Thread Block Clusters").
+const MOST_BLOCKS: u32 = 8;
+
+fn cluster_sizes(text: &str) -> Result<Vec<u32>> {
+    let sizes = text.split(',').map(|size| size.parse().ok().filter(|blocks| (1..=MOST_BLOCKS).contains(blocks)));
+    let sizes: Option<Vec<u32>> = sizes.collect();
+    sizes.with_context(|| format!("launch: '{text}': expected sizes of clusters such as 1,2,4, of 1 to {MOST_BLOCKS} blocks"))
+}
+
 fn four_boxes(text: &str) -> Result<[TensorBox; 4]> {
     let sizes = |text: &str| text.split('x').map(|size| size.parse().ok()).collect::<Option<Vec<u32>>>()?.try_into().ok();
     let boxes: Option<Vec<TensorBox>> = text.split(',').map(sizes).collect();
-    boxes.and_then(|boxes| boxes.try_into().ok()).with_context(|| format!("launch: '{text}': expected four boxes such as 64x1x128x2"))
+    boxes.and_then(|boxes| boxes.try_into().ok()).with_context(|| format!("launch: '{text}': expected four boxes such as 64x128x2"))
 }
 
 fn ptx_version(text: &str) -> Result<(u32, u32)> {

@@ -84,7 +84,7 @@ typedef enum attnpack_status {
     /* Arguments. */
     ATTNPACK_ERROR_NULL_ARGUMENT = 1, /* a pointer argument that must not be null is null */
     ATTNPACK_ERROR_STRUCT_SIZE = 2,   /* struct_size is not the size of any version of the struct */
-    ATTNPACK_ERROR_ENUM_VALUE = 3,    /* dtype, mask or policy is not one of the values below */
+    ATTNPACK_ERROR_ENUM_VALUE = 3,    /* dtype, mask, policy or programmatic_launch is none of the values below */
     ATTNPACK_ERROR_UNKNOWN_FIELD = 4, /* a reserved field, or one that this library is too old to know, is not 0 */
     ATTNPACK_ERROR_KERNEL_INDEX = 5,  /* there is no kernel of this number */
 
@@ -249,15 +249,15 @@ typedef struct attnpack_prefill_params {
     attnpack_strides k_strides;
     attnpack_strides v_strides;
     attnpack_strides o_strides;
-    uint32_t programmatic_launch; /* 0: the kernel starts when what is before it has ended; else it may start earlier */
+    uint32_t programmatic_launch; /* 0: the kernel starts when what is before it has ended; 1: it may start earlier */
     uint32_t reserved;            /* 0 */
 } attnpack_prefill_params;
 
 /*
- * PROGRAMMATIC LAUNCHES. Where programmatic_launch is not 0, the kernel may start while the one before it in the stream
+ * PROGRAMMATIC LAUNCHES. Where programmatic_launch is 1, the kernel may start while the one before it in the stream
  * still runs: what CUDA calls programmatic dependent launch. Results are the same; what it saves is a part of the time
  * between two kernels. It concerns the kernels of the family prefill_wgmma, for Hopper: others have no instruction to wait
- * with, and are launched as ever. attnpack_supports() and attnpack_warm_up() do not care for it.
+ * with, and are launched as ever. It changes nothing of attnpack_supports() and attnpack_warm_up().
  *
  * The kernel before ours may be any. Ours can start when each block of it has executed griddepcontrol.launch_dependents
  * (cudaTriggerProgrammaticLaunchCompletion) or has ended. It sets itself up, and waits until that kernel has ended and what
@@ -341,7 +341,7 @@ typedef struct attnpack_kernel_info {
     uint32_t dtype;         /* an attnpack_dtype */
     uint32_t head_dim;      /* elements of a head of q and k */
     uint32_t v_head_dim;    /* elements of a head of v and o */
-    uint32_t group;         /* q_heads / kv_heads that it serves; 0: every ratio */
+    uint32_t group;         /* q_heads / kv_heads that it serves; 0: every ratio, or up to block_q where keys are split */
     uint32_t masks;         /* 1 << mask for each attnpack_mask that it serves */
     uint32_t row_alignment; /* bytes that must divide the starts of rows: 16 or 4 */
     uint32_t block_q;       /* rows of a tile */

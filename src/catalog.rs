@@ -24,7 +24,7 @@ pub struct Entry {
     pub mask: MaskSupport,
     /// Alignment of row starts that it needs, in bytes: 16 or 4.
     pub copy_bytes: u32,
-    /// Rows of a tile: query tokens of one head, or (token, head) pairs of a packed group.
+    /// Rows of a tile: query tokens of one head, or (token, head) pairs where a group is packed or keys are split.
     pub block_q: u32,
     /// Keys of a step.
     pub block_kv: u32,
@@ -93,7 +93,8 @@ impl fmt::Display for Arch {
 pub enum Group {
     /// This ratio only: the query heads of a group are packed into one tile.
     Packed(u32),
-    /// Every ratio: a launch parameter.
+    /// Every ratio: a launch parameter. Of a kernel that splits keys every one up to [`Entry::block_q`], for its tiles have the
+    /// rows of a token's heads.
     Any,
 }
 
@@ -155,7 +156,7 @@ pub struct Boxes {
 pub struct TensorBox {
     /// Columns of a chunk; their bytes are the span of the swizzle.
     pub columns: u32,
-    /// Heads: those of a group where it is packed, else one.
+    /// Heads: one in the catalogue. Where keys are split, a launch divides the rows of q and o into heads of a group and tokens.
     pub heads: u32,
     /// Tokens.
     pub rows: u32,

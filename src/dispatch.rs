@@ -115,16 +115,17 @@ pub struct Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Entry { name, group, copy_bytes, block_q, block_kv, .. } = self.entry;
+        let Entry { name, group, copy_bytes, block_q, block_kv, schedule, .. } = self.entry;
         write!(f, "{name}: ")?;
         match self.code {
             Code::Cubin(cubin) => write!(f, "machine code for {} by {}", cubin.arch, cubin.checked_by)?,
             Code::Ptx(ptx) if ptx.target.specific => write!(f, "PTX for {}, compiled by the driver", ptx.target)?,
             Code::Ptx(ptx) => write!(f, "PTX for {} or newer, compiled by the driver", ptx.target)?,
         }
-        match group {
-            Group::Packed(group) => write!(f, "; {group} query heads packed")?,
-            Group::Any => write!(f, "; any ratio of heads")?,
+        match (group, schedule) {
+            (Group::Packed(group), _) => write!(f, "; {group} query heads packed")?,
+            (Group::Any, Schedule::Split { .. }) => write!(f, "; the query heads of a group packed, their keys split among blocks")?,
+            (Group::Any, Schedule::Grid | Schedule::Persistent(_)) => write!(f, "; any ratio of heads")?,
         }
         write!(f, "; tiles of {block_q} rows and {block_kv} keys, copied by {copy_bytes} bytes")
     }
@@ -136,10 +137,11 @@ impl fmt::Display for Choice {
 /// 1. machine code to PTX;
 /// 2. copies by 16 bytes to copies by 4;
 /// 3. the newest architecture that the device runs, `sm_90` and `sm_90a` being one;
-/// 4. the tiling whose launch is expected to end first: large tiles cost less for each row, small ones spread few rows
-///    over more multiprocessors, and tiles packed with the heads of a group waste no rows on few query tokens;
+/// 4. the tiling, and the size of clusters, whose launch is expected to end first: large tiles cost less for each row, small
+///    ones spread few rows over more multiprocessors, tiles packed with the heads of a group waste no rows on few query tokens,
+///    and clusters spread the keys of few tiles;
 /// 5. the largest tiles;
-/// 6. one head to a tile: what packs a group of heads is chosen where that saves tiles;
+/// 6. a kernel for every ratio to one for this ratio alone, which packs a group of heads: it is chosen where that saves tiles;
 /// 7. a kernel made for the mask to one that takes it as a parameter;
 /// 8. code for this architecture alone.
 ///
@@ -239,9 +241,19 @@ impl Entry {
         self.dtype == other.dtype
             && (self.head_dim, self.v_head_dim) == (other.head_dim, other.v_head_dim)
             && (self.mask == MaskSupport::Any || self.mask == other.mask)
-            && (self.schedule == Schedule::Grid || other.schedule.boxes().is_some())
+            && self.schedule_covers(other)
             && (self.group == Group::Any || self.group == other.group)
             && self.copy_bytes <= other.copy_bytes
+    }
+
+    /// Whether it takes every layout and ratio that `other` takes, as far as their schedules say.
+    fn schedule_covers(&self, other: &Entry) -> bool {
+        match (self.schedule, other.schedule) {
+            (Schedule::Grid, _) | (Schedule::Persistent(_), Schedule::Persistent(_) | Schedule::Split { .. }) => true,
+            // A tile has to have the rows of a token's heads.
+            (Schedule::Split { .. }, Schedule::Split { .. }) => other.block_q <= self.block_q,
+            (Schedule::Persistent(_), Schedule::Grid) | (Schedule::Split { .. }, _) => false,
+        }
     }
 
     pub(crate) fn serves_mask(&self, mask: Mask) -> bool {
@@ -288,5 +300,48 @@ impl Arch {
     fn compiles_for(self, device: Capability) -> bool {
         let (target, device) = ((self.major, self.minor), (device.major, device.minor));
         if self.specific { target == device } else { target <= device }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::catalog::{Boxes, Entry, Group, MaskSupport, Schedule, TensorBox};
+    use crate::shape::DType;
+
+    const BOX: TensorBox = TensorBox { columns: 64, heads: 1, rows: 64, chunks: 1 };
+    const BOXES: Boxes = Boxes { q: BOX, k: BOX, v: BOX, o: BOX };
+
+    const fn entry(schedule: Schedule, block_q: u32) -> Entry {
+        Entry {
+            name: "",
+            family: "",
+            dtype: DType::BF16,
+            head_dim: 128,
+            v_head_dim: 128,
+            group: Group::Any,
+            mask: MaskSupport::Any,
+            copy_bytes: 16,
+            block_q,
+            block_kv: 128,
+            threads: 128,
+            shared_bytes: 0,
+            schedule,
+            models: "",
+            cubins: &[],
+            ptx: None,
+        }
+    }
+
+    #[test]
+    fn a_kernel_covers_those_whose_layouts_and_ratios_it_takes() {
+        let split = Schedule::Split { boxes: BOXES, clusters: &[1, 2] };
+        let (grid, persistent) = (entry(Schedule::Grid, 64), entry(Schedule::Persistent(BOXES), 64));
+        let (short, tall) = (entry(split, 64), entry(split, 128));
+        for other in [&grid, &persistent, &short, &tall] {
+            assert!(grid.covers(other));
+            assert_eq!(persistent.covers(other), other.schedule != Schedule::Grid);
+            assert_eq!(tall.covers(other), other.schedule == split, "up to 128 heads of a group");
+            assert_eq!(short.covers(other), other.schedule == split && other.block_q == 64, "up to 64");
+        }
     }
 }

@@ -66,7 +66,7 @@ pub enum Error {
         /// KV heads.
         kv_heads: u32,
     },
-    /// A size exceeds what a grid or a 32-bit length can express.
+    /// A size exceeds what a grid can express, or a length 2,000,000,000.
     TooLarge {
         /// Which size.
         what: &'static str,

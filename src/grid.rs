@@ -11,7 +11,7 @@ pub(crate) const LIMIT_YZ: u32 = 65_535;
 const LIMIT_X: u64 = (1 << 31) - 1;
 
 /// The most tiles that the blocks of a persistent grid can claim: claims are counted in 24 bits, one beyond the end each.
-pub(crate) const LIMIT_CLAIMS: u64 = (1 << 23) - 1;
+const LIMIT_CLAIMS: u64 = (1 << 23) - 1;
 
 /// A section of heads keeps its keys and values in this much of L2 (H200: 50 MB), and has no more KV heads than this.
 const SECTION_BYTES: u64 = 32 << 20;
@@ -43,18 +43,11 @@ impl Grid {
     /// Every way in which `entry` can be launched for `problem`: none when there are more tiles than a grid can have, several
     /// where blocks split the keys of a tile.
     pub(crate) fn all(entry: &Entry, problem: &Problem) -> impl Iterator<Item = Self> + use<> {
-        let shape = *problem.shape();
-        let block_q = entry.block_q.max(1);
-        let (heads, tiles) = match (entry.schedule, entry.group) {
-            (Schedule::Split { .. }, _) => (shape.kv_heads, Some(shape.q_len.div_ceil(packed_tokens(block_q, problem.group())))),
-            // A row is a pair of token and query head, and a token's rows may be of two tiles.
-            (_, Group::Packed(group)) => (shape.kv_heads, shape.q_len.checked_mul(group).map(|rows| rows.div_ceil(block_q))),
-            (_, Group::Any) => (shape.q_heads, Some(shape.q_len.div_ceil(block_q))),
-        };
+        let (heads, tiles, batch) = (entry.heads(problem), entry.tiles_of_head(problem), problem.shape().batch);
         let clusters = if let Schedule::Split { clusters, .. } = entry.schedule { clusters } else { &[1] };
         let schedule = entry.schedule;
         clusters.iter().filter_map(move |&cluster| {
-            let grid = |blocks| Some(Grid { heads, tiles: tiles?, batch: shape.batch, blocks });
+            let grid = |blocks| Some(Grid { heads, tiles: tiles?, batch, blocks });
             match schedule {
                 Schedule::Grid => grid(Blocks::OnePerTile).filter(|grid| grid.tiles <= LIMIT_YZ),
                 Schedule::Persistent(_) => grid(Blocks::Persistent).filter(|grid| grid.tiles() <= LIMIT_CLAIMS),
@@ -131,6 +124,40 @@ pub(crate) fn packed_tokens(block_q: u32, group: u32) -> u32 {
 }
 
 impl Entry {
+    /// Query heads, or KV heads where a group is packed into a tile.
+    fn heads(&self, problem: &Problem) -> u32 {
+        match (self.schedule, self.group) {
+            (Schedule::Split { .. }, _) | (_, Group::Packed(_)) => problem.shape().kv_heads,
+            (Schedule::Grid | Schedule::Persistent(_), Group::Any) => problem.shape().q_heads,
+        }
+    }
+
+    /// Tiles of each of them; `None`: more than 32 bits count.
+    fn tiles_of_head(&self, problem: &Problem) -> Option<u32> {
+        let (q_len, block_q) = (problem.shape().q_len, self.block_q.max(1));
+        match (self.schedule, self.group) {
+            (Schedule::Split { .. }, _) => Some(q_len.div_ceil(packed_tokens(block_q, problem.group()))),
+            // A row is a pair of token and query head, and a token's rows may be of two tiles.
+            (_, Group::Packed(group)) => q_len.checked_mul(group).map(|rows| rows.div_ceil(block_q)),
+            (_, Group::Any) => Some(q_len.div_ceil(block_q)),
+        }
+    }
+
+    /// Tiles of the problem.
+    pub(crate) fn tiles(&self, problem: &Problem) -> u64 {
+        let of_head = self.tiles_of_head(problem).unwrap_or(u32::MAX);
+        u64::from(of_head) * u64::from(self.heads(problem)) * u64::from(problem.shape().batch)
+    }
+
+    /// The most tiles that one launch takes, where tiles are all in one dimension of the grid.
+    pub(crate) fn most_tiles(&self) -> Option<u64> {
+        match self.schedule {
+            Schedule::Grid => None,
+            Schedule::Persistent(_) => Some(LIMIT_CLAIMS),
+            Schedule::Split { clusters, .. } => clusters.iter().map(|blocks| LIMIT_X / u64::from((*blocks).max(1))).max(),
+        }
+    }
+
     /// The longest q_len that one launch takes.
     pub(crate) fn longest(&self) -> u64 {
         let rows = u64::from(self.block_q);

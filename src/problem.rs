@@ -210,8 +210,10 @@ impl ProblemBuilder {
 
 /// Heads: a dimension of the grid in some kernels, and with the ratio of heads a factor of a 32-bit product.
 const HEADS: u32 = LIMIT_YZ;
-/// Lengths are signed 32-bit numbers in the kernels.
-const LENGTH: u64 = i32::MAX as u64;
+/// Lengths are signed 32-bit numbers in the kernels, and so is the end of every tile of rows or keys, which may lie up to a
+/// tile or two beyond the last: a length just below 2^31 would make it negative, and the tile empty. A round number that leaves
+/// room for tiles of any size.
+const LENGTH: u64 = 2_000_000_000;
 
 /// Elements of a head of a tensor.
 fn row_elems(operand: Operand, shape: &Shape, v_head_dim: u32) -> u32 {

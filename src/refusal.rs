@@ -1,9 +1,10 @@
 //! Says why dispatch found nothing: the first requirement that no kernel meets, and what there is instead.
 
+use std::cmp::Reverse;
+
 use crate::catalog::{Arch, Entry, Group};
 use crate::dispatch::{Alignment, Capability, Policy, best};
 use crate::error::{Error, RowStart};
-use crate::grid::LIMIT_CLAIMS;
 use crate::problem::Problem;
 use crate::shape::Operand;
 use crate::tensor_map;
@@ -73,11 +74,11 @@ fn unusable(problem: &Problem, entries: &[&'static Entry], device: Capability) -
     if let Some(value) = tensor_map::largest_stride(problem) {
         return Error::TooLarge { what: "a stride in bytes", value, limit: tensor_map::STRIDE_LIMIT - 1 };
     }
-    // What is left: more tiles than the blocks of a persistent grid can claim.
-    let rows = with_code.iter().map(|entry| entry.block_q).max().unwrap_or(1).max(1);
-    let shape = problem.shape();
-    let value = u64::from(shape.batch) * u64::from(shape.q_heads) * u64::from(shape.q_len.div_ceil(rows));
-    Error::TooLarge { what: "batch * q_heads * (q_len / rows of a tile)", value, limit: LIMIT_CLAIMS }
+    // What is left: more tiles than the blocks of a grid can claim, or than it has room for clusters. Told of the kernel that
+    // takes the most, and among equals of the one with the largest tiles.
+    let limits = with_code.iter().filter_map(|entry| Some((entry.most_tiles()?, entry.tiles(problem))));
+    let (limit, value) = limits.max_by_key(|(most, tiles)| (*most, Reverse(*tiles))).unwrap_or_default();
+    Error::TooLarge { what: "batch * q_heads * (q_len / rows of a tile)", value, limit }
 }
 
 /// Names the address or the stride that spoils the alignment.

@@ -1,7 +1,9 @@
-//! The budget of the default features: 70 CPU-seconds of ptxas, 15 MB embedded, 60 s of clean build on two cores.
+//! The budget of the default features: 70 CPU-seconds of ptxas, 15 MB embedded, 110 CPU-seconds of clean build.
 //!
-//! The last takes a minute and downloads nothing; it runs only when asked for, in CI:
-//! `cargo test --test budget -- --ignored`.
+//! Times are those of the processes, user and system, and not of the clock, which would count other work on the machine. Two
+//! cores to themselves make the clean build in a minute.
+//!
+//! It downloads nothing, and runs only when asked for, in CI: `cargo test --test budget -- --ignored`.
 
 #![cfg(unix)]
 
@@ -10,7 +12,6 @@ mod build_support;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use build_support::script::build::jobs::Pool;
 use build_support::script::build::manifest::Arch;
@@ -20,7 +21,7 @@ use build_support::{empty_folder, real_ptxas, script};
 
 const PTXAS_CPU_SECONDS: f64 = 70.0;
 const EMBEDDED_BYTES: u64 = 15_000_000;
-const CLEAN_BUILD: Duration = Duration::from_secs(60);
+const CLEAN_BUILD_CPU_SECONDS: f64 = 110.0;
 
 #[test]
 fn the_default_features_keep_to_the_budget() {
@@ -63,13 +64,16 @@ fn a_clean_build_keeps_to_the_budget() {
     for setting in script::build::settings::VARIABLES {
         cargo.env_remove(setting);
     }
-    let start = Instant::now();
+    let before = children_cpu_seconds();
     let status = cargo.env("CARGO_TARGET_DIR", &target).env("ATTNPACK_PTXAS", ptxas.path).status().unwrap();
-    let took = start.elapsed();
+    let after = children_cpu_seconds();
     assert!(status.success());
-    println!("clean build with ptxas {}: {:.1} s", ptxas.version, took.as_secs_f64());
     fs::remove_dir_all(target).unwrap();
-    assert!(took <= CLEAN_BUILD, "a clean build took {took:?}, budget {CLEAN_BUILD:?}");
+    if let (Some(before), Some(after)) = (before, after) {
+        let seconds = after - before;
+        println!("clean build with ptxas {}: {seconds:.1} CPU-seconds", ptxas.version);
+        assert!(seconds <= CLEAN_BUILD_CPU_SECONDS, "a clean build took {seconds:.1} CPU-seconds, budget {CLEAN_BUILD_CPU_SECONDS}");
+    }
 }
 
 /// A generator that copies what the real one wrote in this process: its time is not ptxas's.

@@ -2,44 +2,20 @@
 //!
 //! Without a GPU one line says that all is skipped; `ATTNPACK_REQUIRE_GPU=1` makes that a failure.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use attnpack::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use attnpack::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, ValidAsZeroBits};
+use attnpack::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr, ValidAsZeroBits};
 use attnpack::{DType, Device, Element, Entry, Error, Mask, Operand, Pointers, Policy, Problem, Shape, Strides, build_info, jit_stats};
 
 mod device_kernels;
 mod foreign;
+mod real_gpu;
 
 use device_kernels::{catalog, echo, ptx};
 use foreign::Foreign;
-
-/// A GPU, alone: captures in one test would disturb others. `None`, and one line for all tests, without a GPU.
-fn gpu() -> Option<(Device, MutexGuard<'static, ()>)> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    static TOLD: Once = Once::new();
-    let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    match Device::new(0) {
-        Ok(device) => Some((device, turn)),
-        Err(error) if std::env::var("ATTNPACK_REQUIRE_GPU").is_ok_and(|value| value == "1") => panic!("no GPU: {error}"),
-        Err(error) => {
-            // Past the capture of `println!`, so that it shows.
-            TOLD.call_once(|| drop(writeln!(std::io::stderr(), "SKIPPED gpu_runtime, all of it: {error}")));
-            None
-        }
-    }
-}
-
-fn with(device: Device, catalog: &'static [Entry]) -> Device {
-    // SAFETY: the entries are PTX, and their kernel is a part of an attention kernel, as far as memory goes.
-    unsafe { device.with_catalog(catalog) }
-}
-
-fn context(device: &Device) -> &Arc<CudaContext> {
-    device.context().expect("of Device::new")
-}
+use real_gpu::{context, for_capture, gpu, values, with};
 
 const SHAPE: Shape = Shape { batch: 2, q_len: 70, kv_len: 90, q_heads: 6, kv_heads: 2, head_dim: 64 };
 
@@ -47,16 +23,6 @@ const SHAPE: Shape = Shape { batch: 2, q_len: 70, kv_len: 90, q_heads: 6, kv_hea
 fn echo_problem() -> Problem {
     let builder = Problem::prefill(DType::F32, SHAPE).mask(Mask::Causal).scale(0.5).with_lse();
     builder.o_strides(Strides::packed_rows(512, 64, 70)).build().expect("legal")
-}
-
-/// Different values, exact in 16 bits as well.
-fn values(count: u64, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 40) % 255) as f32 / 64.0 - 2.0
-    };
-    (0..count).map(|_| next()).collect()
 }
 
 /// Buffers of a problem in f32.
@@ -158,16 +124,6 @@ fn a_failed_compilation_quotes_the_drivers_compiler() {
 
     let greedy = with(device.clone(), catalog([Entry { shared_bytes: 1 << 20, ..echo() }]));
     assert!(matches!(greedy.warm_up(&[echo_problem()]), Err(Error::SharedMemory { required: 0x10_0000, .. })));
-}
-
-/// A device whose slices wait for no events, as a capture needs, and a stream of it.
-fn for_capture(catalog: &'static [Entry]) -> Option<(Device, Arc<CudaStream>, MutexGuard<'static, ()>)> {
-    let (device, turn) = gpu()?;
-    let device = with(device, catalog);
-    // SAFETY: each of these tests uses its slices on one stream.
-    unsafe { context(&device).disable_event_tracking() };
-    let stream = context(&device).new_stream().expect("a stream");
-    Some((device, stream, turn))
 }
 
 const MODES: [CUstreamCaptureMode; 3] = [
@@ -433,80 +389,6 @@ fn packaged_kernels_compute_attention() {
     check_packaged(&device, |value| value, |value| value, 1e-5);
     check_packaged(&device, half::f16::from_f32, half::f16::to_f32, 1e-3);
     check_packaged(&device, half::bf16::from_f32, half::bf16::to_f32, 8e-3);
-}
-
-/// Launches of which each reads as q what the one before wrote as o, and writes o where that one read q. Keys and values are
-/// others each time, lest the chain come to rest and an old q do as well.
-struct Chain {
-    problems: [Problem; 2],
-    rows: [CudaSlice<half::bf16>; 2],
-    kv: CudaSlice<half::bf16>,
-    lse: CudaSlice<f32>,
-}
-
-impl Chain {
-    const LINKS: usize = 48;
-
-    fn new(stream: &Arc<CudaStream>, shape: Shape) -> Self {
-        let problem = |mask| Problem::prefill(DType::BF16, shape).mask(mask).scale(1.0).with_lse().build().expect("legal");
-        let problems = [Mask::Full, Mask::Causal].map(problem);
-        let random = |count, seed| {
-            let elements: Vec<_> = values(count, seed).into_iter().map(half::bf16::from_f32).collect();
-            stream.clone_htod(&elements).expect("copied")
-        };
-        let [rows, kv, lse] = [Operand::Q, Operand::K, Operand::Lse].map(|operand| problems[0].span_elems(operand));
-        let lse = stream.alloc_zeros(Self::LINKS * lse as usize).expect("memory");
-        Chain { problems, rows: [random(rows, 1), random(rows, 2)], kv: random(kv + 16 * Self::LINKS as u64, 3), lse }
-    }
-
-    fn launch(&mut self, device: &Device, stream: &CudaStream) {
-        let lse_len = self.lse.len() / Self::LINKS;
-        for link in 0..Self::LINKS {
-            // The same kernel twice, then another one.
-            let problem = &self.problems[usize::from(link % 3 > 0)];
-            let [even, odd] = &mut self.rows;
-            let (q, o) = if link % 2 == 0 { (even, odd) } else { (odd, even) };
-            let (k, v) = (self.kv.slice(8 * link..), self.kv.slice(8 * (Self::LINKS + link)..));
-            let mut lse = self.lse.slice_mut(link * lse_len..(link + 1) * lse_len);
-            let launched = device.prefill(stream, problem, q, &k, &v, o, Some(&mut lse)).expect("launched");
-            let waits = launched.choice.entry.schedule.boxes().is_some();
-            assert_eq!(launched.programmatic, device.programmatic_launch() && waits, "{launched}");
-        }
-    }
-
-    /// The last two outputs, and the log-sum-exp of every link.
-    fn results(&self, stream: &Arc<CudaStream>) -> ([Vec<half::bf16>; 2], Vec<f32>) {
-        (self.rows.each_ref().map(|rows| stream.clone_dtoh(rows).expect("copied")), stream.clone_dtoh(&self.lse).expect("copied"))
-    }
-}
-
-/// Whether they overlap or not, in a stream and in a graph; with tiles that are claimed, and with few blocks.
-#[test]
-fn programmatic_launches_give_the_same_bits() {
-    let Some((device, stream, _turn)) = for_capture(attnpack::catalog()) else { return };
-    let programmatic = device.clone().with_programmatic_launch(true);
-    let is_square = |entry: &&Entry| entry.dtype == DType::BF16 && entry.head_dim == entry.v_head_dim;
-    let head_dims: std::collections::BTreeSet<u32> = device.catalog().iter().filter(is_square).map(|entry| entry.head_dim).collect();
-    let few = Shape { batch: 1, q_len: 16, kv_len: 300, q_heads: 8, kv_heads: 2, head_dim: 0 };
-    let many = Shape { batch: 2, q_len: 1500, kv_len: 1700, q_heads: 18, kv_heads: 6, head_dim: 0 };
-    for shape in head_dims.into_iter().flat_map(|head_dim| [few, many].map(|shape| Shape { head_dim, ..shape })) {
-        let mut chains = [(); 3].map(|()| Chain::new(&stream, shape));
-        let [in_turn, overlapping, in_graph] = &mut chains;
-        const ROUNDS: usize = 3;
-        (0..ROUNDS).for_each(|_| in_turn.launch(&device, &stream));
-        (0..ROUNDS).for_each(|_| overlapping.launch(&programmatic, &stream));
-        stream.synchronize().expect("done");
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("begun");
-        in_graph.launch(&programmatic, &stream);
-        let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
-        let graph = graph.expect("a valid capture").expect("a graph");
-        (0..ROUNDS).for_each(|_| graph.launch().expect("replayed"));
-
-        let [expected, overlapping, in_graph] = chains.each_ref().map(|chain| chain.results(&stream));
-        assert!(expected.0[0] != expected.0[1], "the chain came to rest");
-        assert!(overlapping == expected, "{shape:?}: other bits in the stream");
-        assert!(in_graph == expected, "{shape:?}: other bits in the graph");
-    }
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn every_size_must_be_positive() {
 
 #[test]
 fn sizes_stay_within_a_grid() {
-    let long = i32::MAX as u32;
+    let long = 2_000_000_000;
     let narrow = Shape { q_heads: 1, kv_heads: 1, ..SHAPE };
     let too_large = |shape, what, value, limit| assert_eq!(build(shape), Err(Error::TooLarge { what, value, limit }));
     too_large(Shape { batch: 65_536, ..SHAPE }, "batch", 65_536, 65_535);
@@ -73,6 +73,10 @@ fn sizes_stay_within_a_grid() {
     assert!(build(Shape { batch: 65_535, ..SHAPE }).is_ok());
     assert!(build(Shape { q_heads: 65_535, kv_heads: 65_535, ..SHAPE }).is_ok());
     assert!(build(Shape { q_len: long, kv_len: long, ..narrow }).is_ok());
+    // What kernels compute of positions: kv_len - q_len, and a tile of rows and a step of keys beyond that.
+    for entry in attnpack::catalog() {
+        assert!(i32::try_from(long + 2 * (entry.block_q + entry.block_kv)).is_ok(), "{}", entry.name);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::ptx::inst::PtxVersion;
 use crate::variant::{Boxes, Launch, Variant};
 
 /// Version of the manifest's format. A build script refuses any other.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// Largest spill (stores and loads, bytes) that `ptxas` may report: the kernels are spill-free.
 const SPILL_BYTES: u32 = 0;
@@ -34,7 +34,6 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
     field("form", &tiling.form);
     field("copy_bytes", &tiling.form.copy_bytes());
     field("block_q", &tiling.block_q);
-    field("tile_tokens", &variant.tile_tokens());
     field("block_kv", &tiling.block_kv);
     field("blocks_per_sm", &tiling.blocks_per_sm);
     field("threads", &tiling.threads());
@@ -51,14 +50,14 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
     line
 }
 
-/// `grid`; `persistent:` and the boxes of the tensor maps, columns x heads x rows x chunks of q, k, v and o; or, where the keys
+/// `grid`; `persistent:` and the boxes of the tensor maps, columns x rows x chunks of q, k, v and o; or, where the keys
 /// of a tile are split, `split:`, the sizes that a cluster can have, `:` and the boxes.
 fn launch(variant: &Variant) -> String {
     match variant.family.launch {
         Launch::Grid => "grid".to_owned(),
         Launch::Persistent { boxes, clusters } => {
             let Boxes { q, k, v, o } = boxes(variant);
-            let boxes = [q, k, v, o].map(|b| format!("{}x{}x{}x{}", b.columns, b.heads, b.rows, b.chunks));
+            let boxes = [q, k, v, o].map(|b| format!("{}x{}x{}", b.columns, b.rows, b.chunks));
             let sizes = |blocks: &[u32]| blocks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             let split = clusters(&variant.tiling).map(|clusters| format!("split:{}", sizes(clusters)));
             let schedule = split.unwrap_or_else(|| "persistent".to_owned());

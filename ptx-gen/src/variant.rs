@@ -42,7 +42,7 @@ pub enum Group {
     /// The query heads of a group are packed into one tile: a row is a (token, head) pair, and the
     /// variant serves this ratio only.
     Packed(u32),
-    /// A tile holds rows of one query head; the ratio is a launch parameter.
+    /// The ratio is a launch parameter. A tile holds rows of one query head; where keys are split, (token, head) pairs.
     Any,
 }
 
@@ -175,13 +175,12 @@ impl Tiling {
     }
 }
 
-/// What the copy engine moves at once, of a tensor map of rank 5: `[1, chunks, rows, heads, columns]` elements.
+/// What the copy engine moves at once, of a tensor map of rank 5: `[1, chunks, rows, 1, columns]` elements. Where keys are
+/// split, the launch divides the rows of q and o into tokens and the heads of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorBox {
     /// Columns of a chunk of a row: a swizzle span of 128, 64 or 32 bytes, two an element.
     pub columns: u32,
-    /// Heads: the packed query heads of a group, else one.
-    pub heads: u32,
     /// Tokens.
     pub rows: u32,
     /// Chunks.
@@ -259,19 +258,6 @@ impl Variant {
     pub fn archs(&self) -> impl Iterator<Item = &'static str> + use<> {
         let superseded = self.superseded_on_hopper;
         self.tiling.tiles.archs().iter().copied().filter(move |arch| !(superseded && *arch == HOPPER))
-    }
-
-    /// Query heads whose rows share a tile.
-    pub fn packed_heads(&self) -> u32 {
-        match self.group {
-            Group::Packed(heads) => heads,
-            Group::Any => 1,
-        }
-    }
-
-    /// Tokens of a tile of query rows: where a group is packed, a row is a (token, head) pair.
-    pub fn tile_tokens(&self) -> u32 {
-        self.tiling.block_q / self.packed_heads()
     }
 
     /// The one name for everything: PTX entry, catalogue key, test label, benchmark id.

@@ -134,6 +134,33 @@ fn hopper_kernels_wait_before_they_copy() {
     }
 }
 
+/// The blocks of a cluster send each other their shares of a tile between two barriers: the first says that every block is ready,
+/// and orders no writes; the second, that all shares are there. Each is one arrival and one wait behind it. Kernels that do not
+/// split keys have nothing of that, and those that do claim no tiles.
+#[test]
+fn clusters_send_between_two_barriers() {
+    for name in names("prefill_wgmma_") {
+        let ptx = run(&["show", &name]);
+        let insts: Vec<_> = ptx.lines().filter_map(|l| l.strip_prefix('\t')).map(unguarded).collect();
+        let all = |opcode: &str| -> Vec<_> { (0..insts.len()).filter(|i| insts[*i].starts_with(opcode)).collect() };
+        let barriers: Vec<_> = all("barrier.cluster.").into_iter().map(|at| (at, insts[at])).collect();
+        let sends = all("st.shared::cluster.");
+        let splits_keys = name.contains("split");
+        assert_eq!(ptx.contains("tile_claims"), !splits_keys, "{name}: a table of claims");
+        if !splits_keys {
+            assert!(barriers.is_empty() && sends.is_empty() && all("mapa").is_empty(), "{name}: {barriers:?}");
+            continue;
+        }
+        let opcodes: Vec<_> = barriers.iter().map(|(_, inst)| inst.split_once(';').map_or(*inst, |(opcode, _)| opcode)).collect();
+        let [arrive_ready, arrive_sent] = ["relaxed", "release"].map(|order| format!("barrier.cluster.arrive.{order}.aligned"));
+        let wait = "barrier.cluster.wait.acquire.aligned";
+        assert_eq!(opcodes, [&arrive_ready, wait, &arrive_sent, wait], "{name}");
+        let (ready, sent) = (barriers[1].0, barriers[2].0);
+        assert!(!sends.is_empty(), "{name} sends nothing");
+        assert!(sends.iter().all(|at| (ready..sent).contains(at)), "{name}: a share is sent outside of {ready}..{sent}: {sends:?}");
+    }
+}
+
 fn compare(file: &str, text: &str) {
     const BLESS: &str = "if the change is meant: PTX_GEN_BLESS=1 cargo test -p attnpack-ptx-gen --test golden";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);

@@ -15,8 +15,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) attributes: &'a [LaunchAttribute],
 }
 
-/// A `CUlaunchAttribute`.
-#[repr(C)]
+/// A `CUlaunchAttribute`, aligned as the pointers in its union.
+#[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(crate) struct LaunchAttribute {
     /// A `CUlaunchAttributeID`.
@@ -52,6 +52,9 @@ pub(super) struct LaunchConfig {
     attributes: *const LaunchAttribute,
     attribute_count: c_uint,
 }
+
+const _: () = assert!(size_of::<LaunchAttribute>() == 72 && align_of::<LaunchAttribute>() == 8);
+const _: () = assert!(size_of::<LaunchConfig>() == 56 && align_of::<LaunchConfig>() == 8);
 
 /// Numbers of cuda.h.
 mod number {

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 
 use super::fault::Fault;
 use super::structs::{self, Versioned};
-use super::values::{DTYPES, MASKS};
+use super::values::{DTYPES, MASKS, PROGRAMMATIC_LAUNCH};
 use crate::launch::Pointers;
 use crate::layout::Strides;
 use crate::problem::Problem;
@@ -79,6 +79,7 @@ impl PrefillParams {
         }
         let dtype = DTYPES.of(self.dtype)?;
         let mask = MASKS.of(self.mask)?;
+        let programmatic_launch = PROGRAMMATIC_LAUNCH.of(self.programmatic_launch)?;
         let PrefillParams { batch, q_len, kv_len, q_heads, kv_heads, head_dim, .. } = *self;
         let mut problem = Problem::prefill(dtype, Shape { batch, q_len, kv_len, q_heads, kv_heads, head_dim }).mask(mask);
         if self.v_head_dim != 0 {
@@ -95,7 +96,7 @@ impl PrefillParams {
         if !self.lse.is_null() {
             problem = problem.with_lse();
         }
-        Ok(Request { problem: problem.build()?, pointers: self.pointers(), programmatic_launch: self.programmatic_launch != 0 })
+        Ok(Request { problem: problem.build()?, pointers: self.pointers(), programmatic_launch })
     }
 
     fn pointers(&self) -> Pointers {

@@ -23,6 +23,10 @@ pub(super) const POLICIES: Values<Policy> =
 pub(super) const CODES: Values<CodeKind> =
     Values { name: "attnpack_code", all: &[(1, "CUBIN", CodeKind::Cubin), (2, "PTX", CodeKind::Ptx)] };
 
+/// No enumeration of the header, but checked like one: what further numbers mean is for later versions to say.
+pub(super) const PROGRAMMATIC_LAUNCH: Values<bool> =
+    Values { name: "value of programmatic_launch", all: &[(0, "no", false), (1, "yes", true)] };
+
 /// A [`Code`] without the code.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum CodeKind {

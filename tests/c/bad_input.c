@@ -81,6 +81,7 @@ static void parameters(const attnpack_device *device) {
     REFUSED(p.v_strides.batch = INT64_MAX, ATTNPACK_ERROR_EXTENT_OVERFLOW, "an offset in v does not fit 64 bits");
     REFUSED(p.o_strides.seq = 64, ATTNPACK_ERROR_OUTPUT_OVERLAPS_ITSELF, "may write an element twice");
     REFUSED(p.programmatic_launch = 1, ATTNPACK_OK, "");
+    REFUSED(p.programmatic_launch = 2, ATTNPACK_ERROR_ENUM_VALUE, "2 is no value of programmatic_launch; there are 0 (no), 1 (yes)");
     REFUSED(p.reserved = 1, ATTNPACK_ERROR_UNKNOWN_FIELD, "byte 188 of attnpack_prefill_params is not 0");
     REFUSED(p.head_dim = 72, ATTNPACK_ERROR_UNSUPPORTED_HEAD_DIM, "no kernel for head_dim 72 in bf16 on sm_90");
     REFUSED(p.q = NULL, ATTNPACK_ERROR_NULL_TENSOR, "the address of q is 0");

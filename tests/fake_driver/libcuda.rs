@@ -248,20 +248,29 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     const CLUSTER_DIMENSION: c_uint = 4;
     const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
     const INVALID_VALUE: u32 = 1;
+    const INVALID_CLUSTER_SIZE: u32 = 912;
     let mut s = match call("cuLaunchKernelEx") {
         Ok(state) => state,
         Err(code) => return code,
     };
     let LaunchConfig { grid, block, shared_bytes, stream, attributes, attribute_count } = *unsafe { &*config };
-    let (mut cluster, mut programmatic) = (1, 0);
+    let (mut cluster, mut programmatic) = (None, None);
     for n in 0..attribute_count as usize {
-        match unsafe { &*attributes.add(n) } {
-            LaunchAttribute { id: CLUSTER_DIMENSION, value } => cluster = value[0] as u32,
-            LaunchAttribute { id: PROGRAMMATIC_STREAM_SERIALIZATION, value } => programmatic = value[0] as u32,
+        let attribute = unsafe { &*attributes.add(n) };
+        let [x, y, z] = [0, 1, 2].map(|word| (attribute.value[word / 2] >> (word % 2 * 32)) as u32);
+        let is_repeated = match attribute.id {
+            CLUSTER_DIMENSION if !(1..=8).contains(&x) || [y, z] != [1, 1] => return INVALID_CLUSTER_SIZE,
+            CLUSTER_DIMENSION => cluster.replace(x).is_some(),
+            PROGRAMMATIC_STREAM_SERIALIZATION if x > 1 => return INVALID_VALUE,
+            PROGRAMMATIC_STREAM_SERIALIZATION => programmatic.replace(x).is_some(),
             _ => return INVALID_VALUE,
+        };
+        if is_repeated {
+            return INVALID_VALUE;
         }
     }
-    if cluster == 0 || grid[0] % cluster != 0 {
+    let (cluster, programmatic) = (cluster.unwrap_or(1), programmatic.unwrap_or(0));
+    if grid[0] % cluster != 0 {
         return INVALID_VALUE;
     }
     let launch = Launch {

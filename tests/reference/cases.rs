@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use attnpack::{DType, Entry, Error, Group, Mask, Problem, ProblemBuilder, Shape};
+use attnpack::{DType, Entry, Error, Group, Mask, Problem, ProblemBuilder, Schedule, Shape};
 
 use super::data::{Data, Kind};
 use super::image::Image;
@@ -73,20 +73,37 @@ pub struct Family {
     token_tiles: BTreeSet<u32>,
     /// Keys of a tile.
     key_tiles: BTreeSet<u32>,
+    /// Query tokens and keys of a tile, of kernels that split the keys of a tile.
+    split_tiles: BTreeSet<(u32, u32)>,
     /// Whether a kernel takes rows that start on 4 bytes.
     unaligned: bool,
+    /// Whether a few cases are enough.
+    few: bool,
 }
 
 /// Ratios at which kernels are tested that take every ratio.
 const RATIOS: [u32; 4] = [1, 2, 3, 5];
+
+/// Further ones, of a few cases each, at which kernels are tested that pack the heads of any group into their tiles: those that
+/// fill a tile, leave rows of it to nobody, or leave no room for a second token. They serve no more heads than a tile has rows.
+const PACKED_RATIOS: [u32; 7] = [4, 6, 7, 8, 16, 65, 128];
+
+/// Whether the keys of a tile are split among blocks, and its rows are of all heads of a group.
+fn splits_keys(entry: &Entry) -> bool {
+    matches!(entry.schedule, Schedule::Split { .. })
+}
 
 impl Family {
     /// The families of some entries.
     pub fn all(entries: &[&Entry]) -> Vec<Self> {
         let mut families: Vec<Self> = Vec::new();
         for entry in entries {
-            let groups = if let Group::Packed(group) = entry.group { vec![group] } else { RATIOS.to_vec() };
-            for group in groups {
+            let groups = match entry.group {
+                Group::Packed(group) => vec![group],
+                Group::Any if splits_keys(entry) => [&RATIOS[..], &PACKED_RATIOS].concat(),
+                Group::Any => RATIOS.to_vec(),
+            };
+            for group in groups.into_iter().filter(|group| !splits_keys(entry) || *group <= entry.block_q) {
                 let head_dims = [entry.head_dim, entry.v_head_dim];
                 let same = |family: &Family| (family.dtype, family.head_dims, family.group) == (entry.dtype, head_dims, group);
                 if !families.iter().any(same) {
@@ -99,18 +116,26 @@ impl Family {
 
     fn new(entries: &[&Entry], dtype: DType, head_dims: [u32; 2], group: u32) -> Self {
         let serves = |entry: &&&Entry| {
-            let ratio_fits = entry.group == Group::Any || entry.group == Group::Packed(group);
+            let ratio_fits = match entry.group {
+                Group::Packed(packed) => packed == group,
+                Group::Any => !splits_keys(entry) || group <= entry.block_q,
+            };
             entry.dtype == dtype && [entry.head_dim, entry.v_head_dim] == head_dims && ratio_fits
         };
         let serving = || entries.iter().filter(serves);
-        let tokens = |entry: &&Entry| if entry.group == Group::Any { entry.block_q } else { entry.block_q / group };
+        let tokens = |entry: &&Entry| {
+            let is_packed = splits_keys(entry) || entry.group != Group::Any;
+            if is_packed { entry.block_q / group } else { entry.block_q }
+        };
         Family {
             dtype,
             head_dims,
             group,
             token_tiles: serving().map(tokens).collect(),
             key_tiles: serving().map(|entry| entry.block_kv).collect(),
+            split_tiles: serving().filter(|entry| splits_keys(entry)).map(|entry| (tokens(entry), entry.block_kv)).collect(),
             unaligned: serving().any(|entry| entry.copy_bytes < 16),
+            few: !RATIOS.contains(&group) && !serving().any(|entry| entry.group == Group::Packed(group)),
         }
     }
 
@@ -122,6 +147,11 @@ impl Family {
 
     /// Lengths around the edges of tiles, with as many, more and fewer keys, and a full mask, in every layout.
     pub fn edges(&self) -> Vec<Case> {
+        let around_tiles = if self.few { Vec::new() } else { self.around_tiles() };
+        [around_tiles, self.shares()].concat()
+    }
+
+    fn around_tiles(&self) -> Vec<Case> {
         let around = |tile: &u32| [tile.saturating_sub(1).max(1), *tile, tile + 1];
         let mut tokens: BTreeSet<u32> = self.token_tiles.iter().flat_map(around).collect();
         tokens.extend([1, 2 * self.token_tiles.last().unwrap_or(&64) + 11]);
@@ -137,6 +167,21 @@ impl Family {
             }
         }
         cases
+    }
+
+    /// So many keys that a cluster of 8 has a block of them for each but the last of its blocks, one for each, and two for some
+    /// and none for others.
+    fn shares(&self) -> Vec<Case> {
+        let Some(&(tokens, keys)) = self.split_tiles.last() else { return Vec::new() };
+        let lengths = [7 * keys, 8 * keys - 1, 8 * keys + 1, 13 * keys - 5, 8 * 128 + 40];
+        let case = |(n, kv_len): (usize, u32)| {
+            let q_len = [1, tokens, tokens + 1][n % 3];
+            let mask = if (n + self.group as usize).is_multiple_of(2) { Mask::Causal } else { Mask::Full };
+            let kv_heads = if self.group < 16 { 2 } else { 1 };
+            let batch = 1 + n as u32 % 2;
+            self.case([batch, q_len, kv_len, kv_heads], mask, Kind::ALL[n % 5], Layout::ALIGNED[n % 4])
+        };
+        lengths.into_iter().enumerate().map(case).collect()
     }
 
     fn add_edge(&self, q_len: u32, kv_len: u32, mask: Mask, cases: &mut Vec<Case>) {
@@ -159,6 +204,9 @@ impl Family {
 
     /// Every kind of data at lengths at which errors add up: a prompt, a chunk over a long cache, a full mask.
     pub fn accuracy(&self) -> Vec<Case> {
+        if self.few {
+            return vec![self.case([1, 131, 517, 1], Mask::Causal, Kind::Normal, Layout::PackedRows)];
+        }
         let kv_heads = if self.group > 4 { 1 } else { 2 };
         let mut cases = Vec::new();
         for (kind, layout) in Kind::ALL.into_iter().zip(Layout::ALIGNED) {
@@ -177,6 +225,9 @@ impl Family {
 
     /// A few of everything, for a glance at a GPU.
     pub fn quick(&self) -> Vec<Case> {
+        if self.few {
+            return self.shares();
+        }
         let tile = self.token_tiles.last().copied().unwrap_or(64);
         let mut cases: Vec<Case> = Kind::ALL
             .into_iter()

@@ -262,6 +262,8 @@ fn all_cases_are_legal_and_meet_every_kernel() {
     }
     let has = |what: &str, is_it: fn(&Case) -> bool| assert!(cases.iter().any(is_it), "no case has {what}");
     has("rows without keys", |case| case.mask == Mask::Causal && case.shape.kv_len < case.shape.q_len);
+    has("a full cluster", |case| case.shape.kv_len == 8 * 128 - 1);
+    has("more heads than rows of a small tile", |case| case.shape.q_heads / case.shape.kv_heads > 64);
     has("a full mask", |case| case.mask == Mask::Full);
     has("several batches", |case| case.shape.batch > 1);
     has("a scale of its own", |case| case.scale.is_some());

@@ -257,6 +257,7 @@ impl<'k> Accumulator<'k> {
     #[track_caller]
     pub fn zero(k: &'k Kernel, n: u32) -> Self {
         let mut values = Vec::new();
+        // A loop, since the origin of instructions that a closure emits would be here and not in the kernel.
         for _ in 0..n / 2 {
             values.push(k.var(0.0f32));
         }

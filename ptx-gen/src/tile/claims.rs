@@ -76,9 +76,9 @@ impl<'k> Claims<'k> {
         self.tiles.gt(self.blocks)
     }
 
-    /// Claims a tile, once the grid's entry is known. The claim travels until [`Self::tile`] looks at it.
-    pub fn claim(&self) -> Reg<'k, u32> {
-        self.word(self.joined.take()).atomic_add_low(1)
+    /// Claims a tile if it is needed, once the grid's entry is known. The claim travels until [`Self::tile`] looks at it.
+    pub fn claim(&self, claimed: Var<'k, u32>) {
+        self.k.when(self.needed(), || claimed.set(self.word(self.joined.take()).atomic_add_low(1)));
     }
 
     /// What stands for a claim where none is needed: no tile.

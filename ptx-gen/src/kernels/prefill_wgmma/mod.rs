@@ -97,12 +97,13 @@ const fn consumer_threads(t: &Tiling) -> u32 {
 /// What the copy engine moves at once: a whole tile of Q, K and V, and rows of one warp of O, or a slice of a tile's
 /// where its keys are split.
 ///
-/// Where keys are split, a tile's rows are (token, head) pairs, and the launch gives the boxes of Q and O its heads and tokens.
+/// Where keys are split, a tile's rows are (token, head) pairs, and the launch gives the boxes of Q and O its heads and tokens;
+/// a chunk at a time, for they may be fewer than the tile has rows.
 fn boxes(variant: &Variant) -> Boxes {
     let t = &variant.tiling;
     let whole = |rows, columns: u32| {
         let chunk = Chunk::of(columns).columns;
-        TensorBox { columns: chunk, heads: 1, rows, chunks: columns / chunk }
+        TensorBox { columns: chunk, rows, chunks: columns / chunk }
     };
     let (k, v) = (whole(t.block_kv, t.head_dim), whole(t.block_kv, t.value_dim));
     let q = whole(t.block_q, t.head_dim);
@@ -256,7 +257,9 @@ fn prefill<E: Weight>(k: &Kernel, variant: &Variant) {
     };
     k.when(k.special(Special::TidX).eq(0u32), || {
         [layout.q, layout.k, layout.v].iter().for_each(|ring| ring.init(shared));
-        block.joined.init();
+        if !t.form.splits_keys() {
+            block.joined.init();
+        }
     });
     if block.order.packing.rows().is_some() {
         clear(&block, layout.q);

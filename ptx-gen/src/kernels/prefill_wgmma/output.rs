@@ -11,8 +11,8 @@ use crate::tile::operand::{Chunk, LaneRows};
 use crate::tile::rows::PerRow;
 use crate::tile::stream::QueryTile;
 
-/// Named barrier of all consumers, which leave a share or fill a slab together; smaller numbers are the turns'.
-pub const CONSUMERS_BARRIER: u32 = 4;
+/// Named barrier of all consumers, which fill a slice's slab together; smaller numbers are the turns'.
+const CONSUMERS_BARRIER: u32 = 4;
 
 /// A warp's output: a slab of shared memory, which the copy engine empties while the warp goes on.
 #[derive(Clone, Copy)]

@@ -1,10 +1,10 @@
 //! The producer: one warp copies the tiles of Q, K and V in the order in which the consumers want them, and claims the
-//! block's next tile; another joins the table of claims meanwhile.
+//! block's next tile; another joins the table of claims meanwhile. Where keys are split, there is one tile, and nothing to claim.
 
 use super::Block;
 use crate::ptx::builder::Kernel;
 use crate::ptx::inst::Special;
-use crate::ptx::types::{Reg, Var};
+use crate::ptx::types::Reg;
 use crate::ptx::warpgroup::TensorMap;
 use crate::tile::claims::Claims;
 use crate::tile::operand::Chunk;
@@ -21,24 +21,24 @@ const NO_BATCH: u32 = u32::MAX;
 /// Copies and claims until there is no tile left.
 pub fn run(block: &Block<'_, '_>) {
     let k = block.k;
-    let claims = Claims::new(k, block.order.tiles, block.joined);
+    let claims = (!block.t.form.splits_keys()).then(|| Claims::new(k, block.order.tiles, block.joined));
     let warp = (k.special(Special::TidX) >> 5).broadcast();
     // In front of the branches: where all lanes pass, the maps' addresses are in uniform registers.
     let maps = ["q", "k", "v"].map(|name| k.tensor_map(name));
     k.when(warp.eq(0u32), || {
         k.elected(|| {
-            let producer = Producer::new(block, claims, maps);
-            match (block.t.form.splits_keys(), block.layout.q.stages) {
-                (true, _) => {
+            let producer = Producer::new(block, maps);
+            match (claims, block.layout.q.stages) {
+                (None, _) => {
                     producer.produce_share();
                     k.launch_dependents();
                 }
-                (false, 1) => producer.produce(),
-                _ => producer.produce_ahead(),
+                (Some(claims), 1) => producer.produce(claims),
+                (Some(claims), _) => producer.produce_ahead(claims),
             }
         });
     });
-    if !block.t.form.splits_keys() {
+    if let Some(claims) = claims {
         k.when(warp.eq(1u32).and(claims.needed()), || k.elected(|| claims.join()));
     }
 }
@@ -46,7 +46,6 @@ pub fn run(block: &Block<'_, '_>) {
 struct Producer<'a, 'k> {
     k: &'k Kernel,
     block: &'a Block<'a, 'k>,
-    claims: Claims<'k>,
     q: Source<'k>,
     keys: Source<'k>,
     values: Source<'k>,
@@ -68,10 +67,10 @@ impl<'k> Source<'k> {
 }
 
 impl<'a, 'k> Producer<'a, 'k> {
-    fn new(block: &'a Block<'a, 'k>, claims: Claims<'k>, [q, keys, values]: [TensorMap<'k>; 3]) -> Self {
+    fn new(block: &'a Block<'a, 'k>, [q, keys, values]: [TensorMap<'k>; 3]) -> Self {
         let Block { k, shared, layout, .. } = *block;
         let source = |map, ring: Ring| Source { map, stage: ring.producer(k, shared), stage_bytes: ring.stage_bytes };
-        Producer { k, block, claims, q: source(q, layout.q), keys: source(keys, layout.k), values: source(values, layout.v) }
+        Producer { k, block, q: source(q, layout.q), keys: source(keys, layout.k), values: source(values, layout.v) }
     }
 
     /// This block's share of its cluster's tile.
@@ -91,12 +90,12 @@ impl<'a, 'k> Producer<'a, 'k> {
 
     /// With one buffer for Q: the first K of the next tile runs ahead of its Q, which has to wait for the last scores of
     /// this tile; they need this tile's last V to be on its way.
-    fn produce(&self) {
+    fn produce(&self, claims: Claims<'k>) {
         let (k, order) = (self.k, &self.block.order);
         let first = order.first();
         self.announce_first(&first);
         let tile = first.map(|value| k.var(value));
-        let claimed = k.var(self.claims.no_claim());
+        let claimed = k.var(claims.no_claim());
         self.fetch_keys(first.blocks - 1, order.kv_head(first.head), first.batch);
         k.repeat("tile", |stream| {
             let QueryTile { head, batch, blocks, .. } = tile.get();
@@ -108,10 +107,10 @@ impl<'a, 'k> Producer<'a, 'k> {
                 self.fetch_values(n + 1, kv_head, batch);
             };
             k.each_down("block", last, claim_at, next_block);
-            self.claim(claimed);
+            claims.claim(claimed);
             k.each_down("block", claim_at, k.constant(0), next_block);
             self.fetch_values(k.constant(0), kv_head, batch);
-            let number = self.claims.tile(claimed.get());
+            let number = claims.tile(claimed.get());
             k.either(number.lt(order.tiles), || {
                 let next = order.tile(number);
                 self.fetch_keys(next.blocks - 1, order.kv_head(next.head), next.batch);
@@ -125,12 +124,12 @@ impl<'a, 'k> Producer<'a, 'k> {
 
     /// With two buffers for Q: K runs one block ahead of V, across the change of tiles too, since a block's scores come
     /// before its output.
-    fn produce_ahead(&self) {
+    fn produce_ahead(&self, claims: Claims<'k>) {
         let (k, order) = (self.k, &self.block.order);
         let first = order.first();
         self.announce_first(&first);
         let tile = first.map(|value| k.var(value));
-        let claimed = k.var(self.claims.no_claim());
+        let claimed = k.var(claims.no_claim());
         let (kv_head_before, batch_before) = (k.var(0u32), k.var(NO_BATCH));
 
         k.repeat("tile", |stream| {
@@ -138,7 +137,7 @@ impl<'a, 'k> Producer<'a, 'k> {
             let kv_head = order.kv_head(head);
             let last = blocks - 1;
             let is_short = last.le(CLAIM_AHEAD);
-            k.when(is_short, || self.claim(claimed));
+            k.when(is_short, || claims.claim(claimed));
             self.fetch_keys(last, kv_head, batch);
             k.when(batch_before.get().ne(NO_BATCH), || self.fetch_values(k.constant(0), kv_head_before.get(), batch_before.get()));
 
@@ -147,12 +146,12 @@ impl<'a, 'k> Producer<'a, 'k> {
                 self.fetch_values(n + 1, kv_head, batch);
             };
             k.each_down("block", last, k.constant(CLAIM_AHEAD), next_block);
-            k.when(last.gt(CLAIM_AHEAD), || self.claim(claimed));
+            k.when(last.gt(CLAIM_AHEAD), || claims.claim(claimed));
             let before_q = last.min(CLAIM_AHEAD);
             let after_q = before_q.max(1) - 1;
             k.each_down("block", before_q, after_q, next_block);
 
-            let number = self.claims.tile(claimed.get());
+            let number = claims.tile(claimed.get());
             k.either(number.lt(order.tiles), || {
                 let next = order.tile(number);
                 self.announce(&next);
@@ -166,10 +165,6 @@ impl<'a, 'k> Producer<'a, 'k> {
         });
         k.note("V of the very last block");
         self.fetch_values(k.constant(0), kv_head_before.get(), batch_before.get());
-    }
-
-    fn claim(&self, claimed: Var<'k, u32>) {
-        self.k.when(self.claims.needed(), || claimed.set(self.claims.claim()));
     }
 
     fn fetch_keys(&self, n: Reg<'k, u32>, kv_head: Reg<'k, u32>, batch: Reg<'k, u32>) {
