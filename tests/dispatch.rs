@@ -443,7 +443,8 @@ fn every_packaged_kernel_is_reachable() {
             let choice = dispatch(&problem, Alignment::of_strides(&problem), device, Policy::CubinFirst, catalog());
             choice.is_ok_and(|choice| std::ptr::eq(choice.entry, entry))
         };
-        let lengths = [(1, 100), (16, 100), (100, 100), (4096, 100), (1, 8192), (14, 8192), (28, 30_000), (60, 8192), (200, 8192), (9000, 9000)];
+        let lengths =
+            [(1, 100), (16, 100), (100, 100), (4096, 100), (1, 8192), (14, 8192), (28, 30_000), (60, 8192), (200, 8192), (9000, 9000)];
         let mut cases = lengths.into_iter().flat_map(|(q_len, kv_len)| devices.map(|device| (q_len, kv_len, device)));
         let has_code = !entry.cubins.is_empty() || entry.ptx.is_some();
         assert!(!has_code || cases.any(picked), "{} is never picked", entry.name);

@@ -24,7 +24,8 @@
 //!    374/525/616/640.
 //! 7. l sums the weights after rounding, per lane, and over the four lanes that share a row only at the end.
 //! 8. The split form is for few rows over many keys: a tile takes (token, query head) pairs, so that K and V are read once
-//!    per group, and the blocks of a cluster [`share`] its keys, and then the columns of its output.
+//!    per group, and the blocks of a cluster [`share`] its keys, and then the columns of its output. 64 tokens over 4,096 keys,
+//!    32 heads over 8: 15.7 us, against 33.5 in the short form.
 //!
 //! A launch may be a programmatic one, whose grid starts while the grid before it in the stream still runs (PTX ISA,
 //! "griddepcontrol"; both instructions do nothing in other launches). That changes no result:
