@@ -22,8 +22,8 @@ mod library;
 mod tensor_map;
 
 pub(crate) use current::Image;
+pub(crate) use launch::Launch;
 use launch::LaunchConfig;
-pub(crate) use launch::{Launch, LaunchAttribute};
 use library::Library;
 use tensor_map::TensorMap;
 pub(crate) use tensor_map::{MapElement, TensorMapLayout};

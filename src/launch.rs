@@ -7,7 +7,7 @@ use crate::arguments::Arguments;
 use crate::catalog::Entry;
 use crate::device::Device;
 use crate::dispatch::{Alignment, Choice};
-use crate::driver::{Current, Launch, LaunchAttribute, Stream};
+use crate::driver::{Current, Launch, Stream};
 use crate::error::{Error, Result, RowStart};
 use crate::layout::Region;
 use crate::problem::Problem;
@@ -214,9 +214,7 @@ impl Device {
         let grid = grid.dims(self.capability().multiprocessors);
         let Entry { threads, shared_bytes, .. } = *choice.entry;
         let programmatic = self.programmatic_launch() && awaits_prerequisites(choice.entry);
-        let both = [LaunchAttribute::cluster(cluster), LaunchAttribute::programmatic()];
-        let attributes = &both[usize::from(cluster == 1)..1 + usize::from(programmatic)];
-        let launch = Launch { function, grid, threads, shared_bytes, attributes };
+        let launch = Launch { function, grid, cluster, threads, shared_bytes, programmatic };
         // SAFETY: the function was loaded into `current`, and its entry takes these parameters: it is one of
         // `self.catalog`. It accesses what the problem spans from these addresses on, which this function's contract
         // makes accessible; `dispatch` chose it for their alignment, and `check` found the outputs apart. It waits if it must:

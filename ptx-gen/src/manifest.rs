@@ -55,7 +55,7 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
 fn launch(variant: &Variant) -> String {
     match variant.family.launch {
         Launch::Grid => "grid".to_owned(),
-        Launch::Persistent { boxes, clusters } => {
+        Launch::ByMap { boxes, clusters } => {
             let Boxes { q, k, v, o } = boxes(variant);
             let boxes = [q, k, v, o].map(|b| format!("{}x{}x{}", b.columns, b.rows, b.chunks));
             let sizes = |blocks: &[u32]| blocks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");

@@ -206,7 +206,7 @@ pub enum Launch {
     /// A block for each tile; tensors by pointer and strides.
     Grid,
     /// As many blocks as the GPU holds at once, and no more than tiles; or a cluster of blocks for each tile. Tensors by maps.
-    Persistent {
+    ByMap {
         /// The boxes of the maps.
         boxes: fn(&Variant) -> Boxes,
         /// The sizes that a cluster can have, for a tiling whose tiles take one each.

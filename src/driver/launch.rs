@@ -7,18 +7,21 @@ use super::{Current, Function, Stream};
 use crate::error::Result;
 
 /// How a kernel is started.
-pub(crate) struct Launch<'a> {
+pub(crate) struct Launch {
     pub(crate) function: Function,
     pub(crate) grid: [u32; 3],
+    /// Blocks of a cluster, neighbours in x.
+    pub(crate) cluster: u32,
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
-    pub(crate) attributes: &'a [LaunchAttribute],
+    /// Whether the kernel may start while the kernel before it in the stream still runs; it waits for that by itself.
+    pub(crate) programmatic: bool,
 }
 
 /// A `CUlaunchAttribute`, aligned as the pointers in its union.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
-pub(crate) struct LaunchAttribute {
+pub(super) struct LaunchAttribute {
     /// A `CUlaunchAttributeID`.
     id: c_uint,
     padding: u32,
@@ -27,18 +30,10 @@ pub(crate) struct LaunchAttribute {
 }
 
 impl LaunchAttribute {
-    /// Clusters of `blocks` blocks, neighbours in x.
-    pub(crate) fn cluster(blocks: u32) -> Self {
+    fn new(id: c_uint, words: &[u32]) -> Self {
         let mut value = [0; 16];
-        value[..3].copy_from_slice(&[blocks, 1, 1]);
-        LaunchAttribute { id: number::CLUSTER_DIMENSION, padding: 0, value }
-    }
-
-    /// The kernel may start while the kernel before it in the stream still runs, and waits for that by itself.
-    pub(crate) fn programmatic() -> Self {
-        let mut value = [0; 16];
-        value[0] = 1;
-        LaunchAttribute { id: number::PROGRAMMATIC_STREAM_SERIALIZATION, padding: 0, value }
+        value.iter_mut().zip(words).for_each(|(value, word)| *value = *word);
+        LaunchAttribute { id, padding: 0, value }
     }
 }
 
@@ -68,15 +63,23 @@ impl Current {
     /// # Safety
     /// The function belongs to this context, at `params` is what its kernel takes, the addresses in it are valid for
     /// what the kernel does until it ends, and the stream is alive and belongs to this context. A kernel that is launched
-    /// with [`LaunchAttribute::programmatic`] waits for the grid before it before it accesses any of them.
+    /// programmatically waits for the grid before it before it accesses any of them.
     pub(crate) unsafe fn launch(&self, launch: &Launch, stream: Stream, params: *const c_void) -> Result<()> {
+        let cluster = LaunchAttribute::new(number::CLUSTER_DIMENSION, &[launch.cluster, 1, 1]);
+        let programmatic = LaunchAttribute::new(number::PROGRAMMATIC_STREAM_SERIALIZATION, &[1]);
+        let (attributes, attribute_count) = match (launch.cluster > 1, launch.programmatic) {
+            (true, true) => ([cluster, programmatic], 2),
+            (true, false) => ([cluster; 2], 1),
+            (false, true) => ([programmatic; 2], 1),
+            (false, false) => ([cluster; 2], 0),
+        };
         let config = LaunchConfig {
             grid: launch.grid,
             block: [launch.threads, 1, 1],
             shared_bytes: launch.shared_bytes,
             stream,
-            attributes: launch.attributes.as_ptr(),
-            attribute_count: launch.attributes.len() as c_uint,
+            attributes: attributes.as_ptr(),
+            attribute_count,
         };
         let mut arguments = [params.cast_mut()];
         // SAFETY: by this function's contract; the driver copies configuration and parameters before it returns.

@@ -66,7 +66,7 @@ pub static PREFILL_WGMMA: Family = Family {
     name: "prefill_wgmma",
     target: Target::SM_90A,
     params: &params::PREFILL_TMA,
-    launch: Launch::Persistent { boxes, clusters },
+    launch: Launch::ByMap { boxes, clusters },
     shared_bytes,
     build,
 };
