@@ -25,9 +25,9 @@ fn small_tile(head_dim: u32) -> f64 {
 /// 128 (12 heads of 2,048 tokens, 57 against 63 us) and 240 (1.04 times), tie at 256 and lose from 384 on (0.9).
 const ALONE: f64 = 1.2;
 
-/// The constants of Hopper's kernels. With them dispatch picks what takes 0.2 % more than the fastest form and cluster on average
-/// over 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256, and 5 % more at worst (bf16, H200, 2026-11-30;
-/// RESULTS.md).
+/// The constants of Hopper's kernels, fitted to 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256 (bf16, H200,
+/// 2026-11-30; RESULTS.md). On these dispatch picks what takes 0.2 % more than the fastest form and cluster on average, and 5 %
+/// more at worst.
 mod hopper {
     /// A pair where a tile's rows are two warpgroups'.
     const PAIR: f64 = 0.576;

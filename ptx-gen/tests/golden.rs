@@ -79,10 +79,20 @@ fn header(opcodes: &[&str]) -> String {
 fn count(name: &str, opcodes: &[&str], ptx: &str) -> String {
     let mut line = format!("{name:<52}");
     for opcode in opcodes {
-        let count = ptx.lines().filter_map(|l| l.strip_prefix('\t')).filter(|l| unguarded(l).starts_with(opcode)).count();
+        let count = places(&instructions(ptx), opcode).len();
         let _ = write!(line, " {count:>10}");
     }
     line + "\n"
+}
+
+/// The instructions of a kernel, without their guards.
+fn instructions(ptx: &str) -> Vec<&str> {
+    ptx.lines().filter_map(|l| l.strip_prefix('\t')).map(unguarded).collect()
+}
+
+/// Which of them begin so.
+fn places(insts: &[&str], opcode: &str) -> Vec<usize> {
+    (0..insts.len()).filter(|at| insts[*at].starts_with(opcode)).collect()
 }
 
 #[test]
@@ -103,7 +113,7 @@ fn a_barrier_follows_every_wait_for_copies() {
         let ptx = run(&["show", &name]);
         let mut waits = 0;
         let mut awaits_barrier = false;
-        for inst in ptx.lines().filter_map(|l| l.strip_prefix('\t')).map(unguarded) {
+        for inst in instructions(&ptx) {
             if let Some(pending) = inst.strip_prefix("cp.async.wait_group ") {
                 assert!(pending.starts_with("0;"), "{name}: {inst} leaves copies in flight that the next reads need");
                 (waits, awaits_barrier) = (waits + 1, true);
@@ -123,8 +133,8 @@ fn a_barrier_follows_every_wait_for_copies() {
 fn hopper_kernels_wait_before_they_copy() {
     for name in names("prefill_wgmma_") {
         let ptx = run(&["show", &name]);
-        let insts: Vec<_> = ptx.lines().filter_map(|l| l.strip_prefix('\t')).map(unguarded).collect();
-        let all = |opcode: &str| -> Vec<_> { (0..insts.len()).filter(|i| insts[*i].starts_with(opcode)).collect() };
+        let insts = instructions(&ptx);
+        let all = |opcode: &str| places(&insts, opcode);
         let [waits, launches] = ["griddepcontrol.wait", "griddepcontrol.launch_dependents"].map(all);
         assert!(waits.len() == 1 && launches.len() == 1, "{name}: {waits:?} {launches:?}");
         let (copies, loads) = (all("cp.async.bulk.tensor"), all("ld.global"));
@@ -141,8 +151,8 @@ fn hopper_kernels_wait_before_they_copy() {
 fn clusters_send_between_two_barriers() {
     for name in names("prefill_wgmma_") {
         let ptx = run(&["show", &name]);
-        let insts: Vec<_> = ptx.lines().filter_map(|l| l.strip_prefix('\t')).map(unguarded).collect();
-        let all = |opcode: &str| -> Vec<_> { (0..insts.len()).filter(|i| insts[*i].starts_with(opcode)).collect() };
+        let insts = instructions(&ptx);
+        let all = |opcode: &str| places(&insts, opcode);
         let barriers: Vec<_> = all("barrier.cluster.").into_iter().map(|at| (at, insts[at])).collect();
         let sends = all("st.shared::cluster.");
         let splits_keys = name.contains("split");

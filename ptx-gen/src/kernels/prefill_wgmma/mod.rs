@@ -9,7 +9,7 @@
 //! lse  = m + log(sum_j p[j])
 //! ```
 //! What the kernel does differently. The numbers are TFLOP/s at head_dim 128, causal, with 512 / 2k / 8k / 16k tokens (H200,
-//! 2026-11), of an early form with the same order of operations, which reached 413/608/684/705 with all of these:
+//! 2026-11), of an early form, whose warpgroups took turns at their exponentials (6). It reached 413/608/684/705 with all of these:
 //! 1. A grid of as many blocks as multiprocessors stays and claims tiles of query rows, those that see the most keys
 //!    first ([`claims`](crate::tile::claims)): 268/500/586/602 with a fixed share of tiles for each block instead.
 //! 2. One warp (the [`producer`]) copies tiles of Q, K and V to shared memory; two or three [`consumer`] warpgroups
@@ -20,8 +20,7 @@
 //!    ([`weigh`](crate::tile::weigh)): a running maximum gives 350/528/595/594.
 //! 5. Keys run from right to left, so that only the first blocks of a tile meet the causal diagonal or the end of the
 //!    keys. Where the diagonal leaves a warpgroup half of its first block, it takes that half only: without, 389/591/675/702.
-//! 6. Warpgroups issue their products in [`turns`], so that one multiplies while another is at its exponentials: without,
-//!    374/525/616/640.
+//! 6. Warpgroups issue their products in [`turns`], so that one multiplies while another is at its exponentials.
 //! 7. l sums the weights after rounding, per lane, and over the four lanes that share a row only at the end.
 //! 8. The split form is for few rows over many keys: a tile takes (token, query head) pairs, so that K and V are read once
 //!    per group, and the blocks of a cluster [`share`] its keys, and then the columns of its output. 64 tokens over 4,096 keys,
