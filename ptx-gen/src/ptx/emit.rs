@@ -196,10 +196,8 @@ impl Namer {
             }
             Inst::Widen { d, a } => format!("cvt.u64.u32 {}, {}", r(d), r(a)),
             Inst::Narrow { d, a } => format!("cvt.u32.u64 {}, {}", r(d), r(a)),
-            Inst::FloatFromInt { d, a } => format!("cvt.rn.f32.s32 {}, {}", r(d), r(a)),
             Inst::Halves { lo, hi, a } => format!("mov.b32 {{{}, {}}}, {}", r(lo), r(hi), r(a)),
             Inst::WidenF16 { d, a } => format!("cvt.f32.f16 {}, {}", r(d), r(a)),
-            Inst::MulPacked { ty, d, a, b } => format!("mul.rn.{}x2 {}, {}, {}", mma_name(*ty), r(d), r(a), r(b)),
             Inst::Pack { ty, d, hi, lo } => format!("cvt.rn.{}x2.f32 {}, {}, {}", mma_name(*ty), r(d), r(hi), r(lo)),
             Inst::Ld { space, ty, d, addr, offset } => {
                 let (v, regs) = self.access(d);

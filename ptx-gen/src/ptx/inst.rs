@@ -166,14 +166,10 @@ pub enum Inst {
     Widen { d: RegId, a: RegId },
     /// The low half of a u64.
     Narrow { d: RegId, a: RegId },
-    /// f32 from s32, rounded to nearest.
-    FloatFromInt { d: RegId, a: RegId },
     /// The two 16-bit halves of a 32-bit value.
     Halves { lo: RegId, hi: RegId, a: RegId },
     /// f32 from f16.
     WidenF16 { d: RegId, a: RegId },
-    /// Products of two packed 16-bit values, rounded to nearest.
-    MulPacked { ty: MmaType, d: RegId, a: RegId, b: RegId },
     /// Two f32 rounded to nearest and packed; `hi` goes to the upper half.
     Pack { ty: MmaType, d: RegId, hi: RegId, lo: RegId },
     /// Load of 1, 2 or 4 values.
@@ -336,9 +332,7 @@ impl Inst {
                 (PtxVersion(8, 0), sm(90))
             }
             Inst::AwaitPrerequisites | Inst::LaunchDependents => (PtxVersion(7, 8), sm(90)),
-            Inst::MbarrierTryWait { .. } | Inst::StMatrix { .. } | Inst::MulPacked { .. } | Inst::MapShared { .. } => {
-                (PtxVersion(7, 8), sm(90))
-            }
+            Inst::MbarrierTryWait { .. } | Inst::StMatrix { .. } | Inst::MapShared { .. } => (PtxVersion(7, 8), sm(90)),
             Inst::ParamAddress { .. } => (PtxVersion(7, 7), sm(70)),
             Inst::MbarrierInit { .. } | Inst::MbarrierArrive { .. } => (PtxVersion(7, 0), sm(80)),
             Inst::CpAsync { .. } | Inst::CpAsyncCommit | Inst::CpAsyncWait { .. } => (PtxVersion(7, 0), sm(80)),
@@ -389,7 +383,6 @@ impl Inst {
             Inst::MulAdd { d, a, b, c, .. } => (d, vec![a, b, c]),
             Inst::SelP { d, a, b, p, .. } => (d, vec![a, b, Reg(p)]),
             Inst::Widen { d, a } | Inst::Narrow { d, a } => (d, vec![Reg(a)]),
-            Inst::FloatFromInt { d, a } => (d, vec![Reg(a)]),
             Inst::LdParam { d, .. }
             | Inst::SharedBase { d }
             | Inst::ModuleTable { d, .. }

@@ -2,7 +2,7 @@
 
 use std::ops::{Add, AddAssign, BitAnd, BitXor, BitXorAssign, Div, Mul, MulAssign, Rem, Shl, Shr, Sub, SubAssign};
 
-use super::inst::{Binary, Compare, Inst, MmaType, Unary};
+use super::inst::{Binary, Compare, Inst, Unary};
 use super::types::{Bits16, Bits32, Number, Operand, Reg, Scalar, Src, Ty, Var};
 
 #[track_caller]
@@ -309,25 +309,9 @@ impl<'k> Reg<'k, Bits32> {
         self.k.push(Inst::WidenF16 { d: widened[1].id, a: hi.id });
         widened
     }
-
-    /// Products of packed 16-bit values, each rounded to nearest.
-    #[track_caller]
-    pub fn mul_packed(self, ty: MmaType, other: Self) -> Self {
-        let d = self.k.reg();
-        self.k.push(Inst::MulPacked { ty, d: d.id, a: self.id, b: other.id });
-        d
-    }
 }
 
 impl<'k> Reg<'k, i32> {
-    /// The nearest f32.
-    #[track_caller]
-    pub fn to_f32(self) -> Reg<'k, f32> {
-        let d = self.k.reg();
-        self.k.push(Inst::FloatFromInt { d: d.id, a: self.id });
-        d
-    }
-
     /// The same bits as an unsigned value.
     #[track_caller]
     pub fn to_u32(self) -> Reg<'k, u32> {

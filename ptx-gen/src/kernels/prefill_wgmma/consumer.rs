@@ -233,7 +233,7 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         if keys < self.block_kv() {
             simple(0);
         } else {
-            // The diagonal cuts the last 64 columns only, and the first 16 are the reference.
+            // The diagonal cuts the last 64 columns only: the reference comes from whole ones.
             let masked_from = if self.block.is_causal() { keys - HALF } else { keys };
             k.either(part.takes_whole(), || simple(masked_from)).otherwise(|| {
                 self.rows.take_masked(&scores.mask_beyond(visible), None);
