@@ -93,7 +93,7 @@ fn entry(text: &mut String, kernel: &Kernel, assembled: &Assembled, checker: &st
 fn schedule_literal(schedule: &Schedule) -> String {
     match schedule {
         Schedule::Grid => "Schedule::Grid".to_owned(),
-        Schedule::Persistent(boxes) => format!("Schedule::Persistent({})", boxes_literal(boxes)),
+        Schedule::Persistent(boxes, cluster) => format!("Schedule::Persistent {{ boxes: {}, cluster: {cluster} }}", boxes_literal(boxes)),
         Schedule::Split(boxes, clusters) => {
             format!("Schedule::Split {{ boxes: {}, clusters: &{clusters:?} }}", boxes_literal(boxes))
         }

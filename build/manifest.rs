@@ -74,8 +74,9 @@ pub enum Mask {
 pub enum Schedule {
     /// A block for each tile.
     Grid,
-    /// Blocks that stay and claim tiles; the boxes of the tensor maps of q, k, v and o.
-    Persistent([TensorBox; 4]),
+    /// Blocks that stay and claim tiles; the boxes of the tensor maps of q, k, v and o, and the size of the clusters whose blocks
+    /// take neighbouring tiles together.
+    Persistent([TensorBox; 4], u32),
     /// A cluster of blocks for each tile; the boxes likewise, and the sizes that a cluster can have.
     Split([TensorBox; 4], Vec<u32>),
 }
@@ -200,11 +201,16 @@ fn variant(line: &str) -> Result<Variant> {
     })
 }
 
-/// `grid`; `persistent:64x128x2,64x128x2,64x128x2,64x16x2`; or `split:1,2,4,8:` and boxes.
+/// `grid`; `persistent:1:64x128x2,64x128x2,64x128x2,64x16x2`; or `split:1,2,4,8:` and boxes.
 fn schedule(text: &str) -> Result<Schedule> {
     match text.split(':').collect::<Vec<_>>()[..] {
         ["grid"] => Ok(Schedule::Grid),
-        ["persistent", boxes] => Ok(Schedule::Persistent(four_boxes(boxes)?)),
+        ["persistent", cluster, boxes] => {
+            let blocks = cluster.parse().ok().filter(|blocks| (1..=MOST_BLOCKS).contains(blocks));
+            let expected = || format!("launch={text}: '{cluster}': expected the size of a cluster, 1 to {MOST_BLOCKS} blocks");
+            let blocks = blocks.with_context(expected)?;
+            Ok(Schedule::Persistent(four_boxes(boxes)?, blocks))
+        }
         ["split", clusters, boxes] => {
             let clusters = cluster_sizes(clusters)?;
             Ok(Schedule::Split(four_boxes(boxes)?, clusters))

@@ -45,7 +45,7 @@ impl Arguments {
     ) -> Result<Self> {
         match &choice.entry.schedule {
             Schedule::Grid => Ok(Arguments::ByAddress(by_address(problem, pointers, grid.longest_first(multiprocessors)))),
-            Schedule::Persistent(boxes) => {
+            Schedule::Persistent { boxes, .. } => {
                 let heads = Packed { heads: 1, tokens: choice.entry.block_q };
                 by_map(driver, problem, pointers, boxes, grid, heads).map(Arguments::ByMap)
             }

@@ -114,9 +114,14 @@ pub enum MaskSupport {
 pub enum Schedule {
     /// A block for each tile. Tensors by address and strides.
     Grid,
-    /// As many blocks as there are multiprocessors, which stay and claim tiles, and no more blocks than tiles. Tensors by
-    /// tensor maps with these boxes.
-    Persistent(Boxes),
+    /// As many blocks as there are multiprocessors, in whole clusters, which stay and claim tiles, and no more than there are tiles.
+    /// Tensors by tensor maps.
+    Persistent {
+        /// Of the tensor maps.
+        boxes: Boxes,
+        /// Blocks of a cluster, which take neighbouring tiles of a head together; 1: each takes its own.
+        cluster: u32,
+    },
     /// A cluster of blocks for each tile; each block takes a share of its keys. A tile has the query tokens of all heads of a
     /// group, as many as there are rows for. Tensors by tensor maps.
     Split {
@@ -132,7 +137,7 @@ impl Schedule {
     pub fn boxes(&self) -> Option<&Boxes> {
         match self {
             Schedule::Grid => None,
-            Schedule::Persistent(boxes) | Schedule::Split { boxes, .. } => Some(boxes),
+            Schedule::Persistent { boxes, .. } | Schedule::Split { boxes, .. } => Some(boxes),
         }
     }
 }

@@ -25,19 +25,37 @@ fn small_tile(head_dim: u32) -> f64 {
 /// 128 (12 heads of 2,048 tokens, 57 against 63 us) and 240 (1.04 times), tie at 256 and lose from 384 on (0.9).
 const ALONE: f64 = 1.2;
 
-/// The constants of Hopper's kernels, fitted to 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256 (bf16, H200,
-/// 2026-11-30; RESULTS.md). On these dispatch picks what takes 0.2 % more than the fastest form and cluster on average, and 5 %
-/// more at worst.
+/// The constants of Hopper's kernels, fitted to 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256, and to 53 long
+/// ones, one launch after another (bf16, H200, 2026-11-30; RESULTS.md). On these dispatch picks what takes 0.5 % more than the
+/// fastest form and cluster on average, and 5 % more at worst.
 mod hopper {
     /// A pair where a tile's rows are two warpgroups'.
     const PAIR: f64 = 0.576;
 
-    /// A pair in tiles of so many rows. One warpgroup waits for its own products; three read K and V less often.
-    pub(super) fn pair(block_q: u32) -> f64 {
+    /// A pair in tiles of so many rows, where nothing else is computed. One warpgroup waits for its own products.
+    pub(super) fn pair_alone(block_q: u32) -> f64 {
         match block_q / 64 {
             0 | 1 => PAIR * 1.7,
             2 => PAIR,
             _ => PAIR * 0.95,
+        }
+    }
+
+    /// A pair where all multiprocessors compute, by blocks that read K and V together with so many neighbours. Three warpgroups, and
+    /// neighbours, read K and V from L2 less often, which leaves more of the GPU's power to the products.
+    pub(super) fn pair(block_q: u32, neighbours: u32) -> f64 {
+        match (block_q / 64, neighbours) {
+            (0..=2, 0 | 1) => pair_alone(block_q),
+            _ => PAIR * 0.92,
+        }
+    }
+
+    /// Keys that going from a tile to the next costs as much as: about a step (3,800 against 2,048 clocks with one), and not less
+    /// where three warpgroups change tiles, or two blocks together.
+    pub(super) fn tile_change(block_q: u32, block_kv: u32, neighbours: u32) -> u32 {
+        match (block_q / 64, neighbours) {
+            (0..=2, 0 | 1) => block_kv,
+            _ => block_kv.max(96),
         }
     }
 
@@ -46,9 +64,17 @@ mod hopper {
         if block_q <= 64 { 1.18 } else { 0.69 }
     }
 
-    /// What several warpgroups need in addition to start and to end, and what the clusters need that merge shares: for 64 rows
-    /// and for more. At head_dim 128 the first is 2.4 us.
-    pub(super) const START: f64 = 19_000.0;
+    /// What a launch needs in addition to start and to end: two warpgroups of a block, and more than two of a block or a cluster. At
+    /// head_dim 128 the first is 2.4 us.
+    pub(super) fn start(block_q: u32, neighbours: u32) -> f64 {
+        match (block_q / 64, neighbours) {
+            (0 | 1, _) => 0.0,
+            (2, 0 | 1) => 19_000.0,
+            _ => 38_000.0,
+        }
+    }
+
+    /// What the clusters need that merge shares, of 64 rows and of more.
     pub(super) const START_SMALL_SHARES: f64 = 14_000.0;
     pub(super) const START_SHARES: f64 = 38_000.0;
 
@@ -65,7 +91,7 @@ const RESERVED_BYTES: u32 = 1024;
 pub(crate) fn estimate(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
     match entry.schedule {
         Schedule::Grid => grid_of_blocks(entry, grid, problem, device),
-        Schedule::Persistent(_) => persistent(entry, grid, problem, device),
+        Schedule::Persistent { .. } => persistent(entry, grid, problem, device),
         Schedule::Split { .. } => split(entry, grid, problem, device),
     }
 }
@@ -97,19 +123,23 @@ fn grid_of_blocks(entry: &Entry, grid: &Grid, problem: &Problem, device: Capabil
 }
 
 fn persistent(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
-    let (shape, step) = (problem.shape(), f64::from(entry.block_kv));
-    let (rows, kv_len) = (f64::from(entry.block_q), f64::from(shape.kv_len));
-    // A tile's rows work on the keys that its last one sees, in whole steps.
-    let unseen = match problem.mask() {
-        Mask::Causal => (rows.min(f64::from(shape.q_len)) + step) / 2.0,
-        Mask::Full => 0.0,
+    let (shape, step, neighbours) = (problem.shape(), f64::from(entry.block_kv), grid.cluster().max(1));
+    let (q_len, kv_len) = (f64::from(shape.q_len), f64::from(shape.kv_len));
+    let change = f64::from(hopper::tile_change(entry.block_q, entry.block_kv, neighbours));
+    // A tile's rows work on the keys that its last one sees, in whole steps. Under the causal mask the first tile sees fewest.
+    let rows = f64::from(entry.block_q) * f64::from(neighbours);
+    let (unseen, fewest) = match problem.mask() {
+        Mask::Causal => ((rows.min(q_len) + step) / 2.0, (kv_len - q_len + rows).clamp(0.0, kv_len)),
+        Mask::Full => (0.0, kv_len),
     };
-    // Going from a tile to the next takes about as long as a step (3,800 against 2,048 clocks with one).
-    let keys = (keys_of_a_row(problem) + unseen).min(kv_len + step) + step;
-    let pair = hopper::pair(entry.block_q);
-    let all = grid.tiles() as f64 * rows * keys * pair * hopper::in_a_stream(entry.block_q) / multiprocessors(device);
-    let longest = rows * (kv_len + step) * pair;
-    let start = if entry.block_q < LARGE_ROWS { 0.0 } else { hopper::START };
+    let keys = (keys_of_a_row(problem) + unseen).min(kv_len + step) + change;
+    let pair = hopper::pair(entry.block_q, neighbours);
+    let in_a_stream = f64::from(entry.block_q) * pair * hopper::in_a_stream(entry.block_q);
+    // Those who get no tile in the last round wait for it, and its tiles are the shortest.
+    let rounds = grid.tiles() as f64 / (multiprocessors(device) / f64::from(neighbours));
+    let all = (rounds * keys + (rounds.ceil() - rounds) * keys.min(fewest + change)) * in_a_stream;
+    let longest = f64::from(entry.block_q) * (kv_len + step) * hopper::pair_alone(entry.block_q);
+    let start = hopper::start(entry.block_q, neighbours);
     [start + all.max(longest), all]
 }
 
@@ -118,7 +148,7 @@ fn split(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [
     let (rows, step, cluster) = (f64::from(entry.block_q), f64::from(entry.block_kv), f64::from(grid.cluster().max(1)));
     let start = if entry.block_q < LARGE_ROWS { hopper::START_SMALL_SHARES } else { hopper::START_SHARES };
     // Merging takes as long as a step.
-    let tile = |keys: f64| start + rows * step * ((keys / step / cluster).ceil() + 1.0) * hopper::pair(entry.block_q);
+    let tile = |keys: f64| start + rows * step * ((keys / step / cluster).ceil() + 1.0) * hopper::pair_alone(entry.block_q);
     let usable = if cluster > 2.0 { hopper::IN_CLUSTERS } else { 1.0 };
     let at_once = (multiprocessors(device) * usable / cluster).floor().max(1.0);
     let turns = (grid.tiles() as f64 / at_once).ceil();

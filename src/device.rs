@@ -158,7 +158,7 @@ impl Device {
     /// # Safety
     /// Every cubin of `catalog` is a complete image, and every kernel does what its entry says: it takes the
     /// parameters of a packaged kernel and accesses nothing but the elements of its problem's tensors; one that takes tensor
-    /// maps does so only after `griddepcontrol.wait`, and one whose keys are split works in clusters of each of its sizes:
+    /// maps does so only after `griddepcontrol.wait`, and one whose blocks form clusters works in clusters of each of its sizes:
     /// at least one, all of 1 to 8 blocks.
     #[must_use]
     pub unsafe fn with_catalog(mut self, catalog: &'static [Entry]) -> Self {

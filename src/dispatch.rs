@@ -125,7 +125,7 @@ impl fmt::Display for Choice {
         match (group, schedule) {
             (Group::Packed(group), _) => write!(f, "; {group} query heads packed")?,
             (Group::Any, Schedule::Split { .. }) => write!(f, "; the query heads of a group packed, their keys split among blocks")?,
-            (Group::Any, Schedule::Grid | Schedule::Persistent(_)) => write!(f, "; any ratio of heads")?,
+            (Group::Any, Schedule::Grid | Schedule::Persistent { .. }) => write!(f, "; any ratio of heads")?,
         }
         write!(f, "; tiles of {block_q} rows and {block_kv} keys, copied by {copy_bytes} bytes")
     }
@@ -249,10 +249,10 @@ impl Entry {
     /// Whether it takes every layout and ratio that `other` takes, as far as their schedules say.
     fn schedule_covers(&self, other: &Entry) -> bool {
         match (self.schedule, other.schedule) {
-            (Schedule::Grid, _) | (Schedule::Persistent(_), Schedule::Persistent(_) | Schedule::Split { .. }) => true,
+            (Schedule::Grid, _) | (Schedule::Persistent { .. }, Schedule::Persistent { .. } | Schedule::Split { .. }) => true,
             // A tile has to have the rows of a token's heads.
             (Schedule::Split { .. }, Schedule::Split { .. }) => other.block_q <= self.block_q,
-            (Schedule::Persistent(_), Schedule::Grid) | (Schedule::Split { .. }, _) => false,
+            (Schedule::Persistent { .. }, Schedule::Grid) | (Schedule::Split { .. }, _) => false,
         }
     }
 
@@ -269,7 +269,7 @@ impl Entry {
             (Group::Packed(packed), _) => packed == group,
             // A tile has the rows of a token's heads.
             (Group::Any, Schedule::Split { .. }) => group <= self.block_q,
-            (Group::Any, Schedule::Grid | Schedule::Persistent(_)) => true,
+            (Group::Any, Schedule::Grid | Schedule::Persistent { .. }) => true,
         }
     }
 
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn a_kernel_covers_those_whose_layouts_and_ratios_it_takes() {
         let split = Schedule::Split { boxes: BOXES, clusters: &[1, 2] };
-        let (grid, persistent) = (entry(Schedule::Grid, 64), entry(Schedule::Persistent(BOXES), 64));
+        let (grid, persistent) = (entry(Schedule::Grid, 64), entry(Schedule::Persistent { boxes: BOXES, cluster: 1 }, 64));
         let (short, tall) = (entry(split, 64), entry(split, 128));
         for other in [&grid, &persistent, &short, &tall] {
             assert!(grid.covers(other));

@@ -33,8 +33,9 @@ pub(crate) struct Grid {
 enum Blocks {
     /// One for each tile.
     OnePerTile,
-    /// As many as multiprocessors; they stay and claim tiles.
-    Persistent,
+    /// As many as multiprocessors, in clusters of so many, which stay and claim tiles. A tile of the grid is then as many neighbouring
+    /// ones of the kernel's.
+    Persistent(u32),
     /// A cluster of so many for each tile.
     Cluster(u32),
 }
@@ -50,7 +51,9 @@ impl Grid {
             let grid = |blocks| Some(Grid { heads, tiles: tiles?, batch, blocks });
             match schedule {
                 Schedule::Grid => grid(Blocks::OnePerTile).filter(|grid| grid.tiles <= LIMIT_YZ),
-                Schedule::Persistent(_) => grid(Blocks::Persistent).filter(|grid| grid.tiles() <= LIMIT_CLAIMS),
+                Schedule::Persistent { cluster, .. } => {
+                    grid(Blocks::Persistent(cluster.max(1))).filter(|grid| grid.tiles() <= LIMIT_CLAIMS)
+                }
                 Schedule::Split { .. } => grid(Blocks::Cluster(cluster)).filter(|grid| grid.tiles() * u64::from(cluster) <= LIMIT_X),
             }
         })
@@ -60,14 +63,20 @@ impl Grid {
     pub(crate) fn dims(&self, multiprocessors: u32) -> [u32; 3] {
         match self.blocks {
             Blocks::OnePerTile => [self.heads, self.tiles, self.batch],
-            Blocks::Persistent => [self.tiles().min(u64::from(multiprocessors).max(1)) as u32, 1, 1],
+            Blocks::Persistent(cluster) => {
+                let clusters = (multiprocessors / cluster).max(1);
+                [self.tiles().min(clusters.into()) as u32 * cluster, 1, 1]
+            }
             Blocks::Cluster(blocks) => [self.tiles() as u32 * blocks, 1, 1],
         }
     }
 
-    /// Blocks of a cluster; they split the keys of a tile. 1 where a tile is one block's.
+    /// Blocks of a cluster; they split the keys of a tile, or take neighbouring ones. 1 where each takes its own.
     pub(crate) fn cluster(&self) -> u32 {
-        if let Blocks::Cluster(blocks) = self.blocks { blocks } else { 1 }
+        match self.blocks {
+            Blocks::OnePerTile => 1,
+            Blocks::Persistent(blocks) | Blocks::Cluster(blocks) => blocks,
+        }
     }
 
     /// Tiles of a head.
@@ -128,7 +137,7 @@ impl Entry {
     fn heads(&self, problem: &Problem) -> u32 {
         match (self.schedule, self.group) {
             (Schedule::Split { .. }, _) | (_, Group::Packed(_)) => problem.shape().kv_heads,
-            (Schedule::Grid | Schedule::Persistent(_), Group::Any) => problem.shape().q_heads,
+            (Schedule::Grid | Schedule::Persistent { .. }, Group::Any) => problem.shape().q_heads,
         }
     }
 
@@ -139,8 +148,13 @@ impl Entry {
             (Schedule::Split { .. }, _) => Some(q_len.div_ceil(packed_tokens(block_q, problem.group()))),
             // A row is a pair of token and query head, and a token's rows may be of two tiles.
             (_, Group::Packed(group)) => q_len.checked_mul(group).map(|rows| rows.div_ceil(block_q)),
-            (_, Group::Any) => Some(q_len.div_ceil(block_q)),
+            (_, Group::Any) => Some(q_len.div_ceil(block_q * self.neighbours())),
         }
+    }
+
+    /// Neighbouring tiles that are one of the grid's.
+    fn neighbours(&self) -> u32 {
+        if let Schedule::Persistent { cluster, .. } = self.schedule { cluster.max(1) } else { 1 }
     }
 
     /// Tiles of the problem.
@@ -153,16 +167,16 @@ impl Entry {
     pub(crate) fn most_tiles(&self) -> Option<u64> {
         match self.schedule {
             Schedule::Grid => None,
-            Schedule::Persistent(_) => Some(LIMIT_CLAIMS),
+            Schedule::Persistent { .. } => Some(LIMIT_CLAIMS),
             Schedule::Split { clusters, .. } => clusters.iter().map(|blocks| LIMIT_X / u64::from((*blocks).max(1))).max(),
         }
     }
 
     /// The longest q_len that one launch takes.
     pub(crate) fn longest(&self) -> u64 {
-        let rows = u64::from(self.block_q);
+        let rows = u64::from(self.block_q) * u64::from(self.neighbours());
         match (self.schedule, self.group) {
-            (Schedule::Persistent(_), _) => LIMIT_CLAIMS * rows,
+            (Schedule::Persistent { .. }, _) => LIMIT_CLAIMS * rows,
             (Schedule::Split { .. }, _) => LIMIT_X,
             (Schedule::Grid, Group::Any) => u64::from(LIMIT_YZ) * rows,
             (Schedule::Grid, Group::Packed(group)) => u64::from(LIMIT_YZ) * rows / u64::from(group.max(1)),

@@ -82,7 +82,7 @@ pub struct Launched {
     pub choice: Choice,
     /// Blocks in x, y and z.
     pub grid: [u32; 3],
-    /// Blocks of a cluster, which split the keys of a tile; 1 where a tile is one block's.
+    /// Blocks of a cluster, which split the keys of a tile or take neighbouring tiles together; 1 where each takes its own.
     pub cluster: u32,
     /// Whether the kernel may start while the one before it in the stream still runs: where
     /// [`Device::with_programmatic_launch`] asked for it and the kernel takes tensor maps.

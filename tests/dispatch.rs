@@ -183,7 +183,13 @@ fn the_form_that_was_measured_to_be_faster_is_picked() {
 /// The fastest form on an H200, of those that are packaged (2026-11-30, bf16, causal; RESULTS.md).
 #[test]
 fn the_form_for_hopper_that_was_measured_to_be_fastest_is_picked() {
-    let forms = ["", "_medium", "_short", "_split", "_short_split"];
+    let forms_of = |head_dim| match head_dim {
+        64 => &["", "_medium", "_short", "_split", "_short_split"][..],
+        80 => &["", "_long"],
+        96 => &["", "_long", "_short", "_split", "_short_split"],
+        128 => &["", "_long", "_paired", "_short", "_split", "_short_split"],
+        _ => &["", "_paired", "_short", "_split", "_short_split"],
+    };
     let cases = [
         ((128, 128), (12, 2), 128, "_short"),
         ((512, 512), (12, 2), 128, "_short"),
@@ -193,7 +199,15 @@ fn the_form_for_hopper_that_was_measured_to_be_fastest_is_picked() {
         ((8192, 8192), (32, 32), 64, ""),
         ((128, 128), (32, 32), 96, "_short"),
         ((2048, 2048), (8, 4), 256, "_short"),
-        ((8192, 8192), (8, 4), 256, ""),
+        ((8192, 8192), (8, 4), 256, "_paired"),
+        ((16_384, 16_384), (8, 8), 256, "_paired"),
+        ((2048, 2048), (32, 8), 128, ""),
+        ((8192, 8192), (32, 8), 128, "_long"),
+        ((8192, 8192), (64, 8), 128, "_long"),
+        ((2048, 32_768), (32, 8), 128, "_paired"),
+        ((4096, 4096), (32, 32), 80, "_long"),
+        ((2048, 2048), (32, 32), 96, ""),
+        ((8192, 8192), (32, 32), 96, "_long"),
         ((1024, 1024), (32, 8), 128, ""),
         ((1, 8192), (32, 8), 128, "_short_split"),
         ((64, 1024), (32, 8), 128, "_short_split"),
@@ -212,9 +226,11 @@ fn the_form_for_hopper_that_was_measured_to_be_fastest_is_picked() {
         let name = |form: &str| format!("prefill_wgmma_bf16_d{head_dim}_gany_causal{form}_sm90a");
         let has_code = |entry: &Entry| !entry.cubins.is_empty() || entry.ptx.is_some();
         let is_packaged = |form: &&str| catalog().iter().any(|entry| entry.name == name(form) && has_code(entry));
-        if !forms.iter().all(|form| is_packaged(form) || (head_dim > 64 && *form == "_medium")) {
-            continue;
+        let missing: Vec<_> = forms_of(head_dim).iter().filter(|form| !is_packaged(form)).collect();
+        if missing.len() == forms_of(head_dim).len() {
+            continue; // A build for other GPUs.
         }
+        assert!(missing.is_empty(), "head_dim {head_dim} has no {missing:?}");
         let shape = Shape { batch: 1, q_len, kv_len, q_heads, kv_heads, head_dim };
         let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
         let picked = dispatch(&problem, Alignment::of_strides(&problem), device(9, 0), Policy::CubinFirst, catalog()).expect("served");
@@ -443,9 +459,10 @@ fn every_packaged_kernel_is_reachable() {
             let choice = dispatch(&problem, Alignment::of_strides(&problem), device, Policy::CubinFirst, catalog());
             choice.is_ok_and(|choice| std::ptr::eq(choice.entry, entry))
         };
-        let lengths =
-            [(1, 100), (16, 100), (100, 100), (4096, 100), (1, 8192), (14, 8192), (28, 30_000), (60, 8192), (200, 8192), (9000, 9000)];
-        let mut cases = lengths.into_iter().flat_map(|(q_len, kv_len)| devices.map(|device| (q_len, kv_len, device)));
+        let few_keys = [(1, 100), (16, 100), (100, 100), (250, 250), (4096, 100)];
+        let many_keys = [(1, 8192), (14, 8192), (28, 30_000), (60, 8192), (200, 8192), (1536, 30_000), (9000, 9000)];
+        let lengths = few_keys.into_iter().chain(many_keys);
+        let mut cases = lengths.flat_map(|(q_len, kv_len)| devices.map(|device| (q_len, kv_len, device)));
         let has_code = !entry.cubins.is_empty() || entry.ptx.is_some();
         assert!(!has_code || cases.any(picked), "{} is never picked", entry.name);
     }

@@ -14,7 +14,11 @@ use fake_kernels::{PACKED, POINTERS, SHAPE, STREAM, launch};
 
 /// A device with kernels, whose only context is the foreign one at 0x5000, which is current.
 fn device(fake: &Fake, catalog: &'static [Entry]) -> Device {
-    fake.multiprocessors(132);
+    device_of(fake, catalog, 132)
+}
+
+fn device_of(fake: &Fake, catalog: &'static [Entry], multiprocessors: i32) -> Device {
+    fake.multiprocessors(multiprocessors);
     fake.current(0x5000, 7, 0);
     fake.stream(STREAM, 0x5000);
     // SAFETY: the fake driver runs no kernel.
@@ -23,13 +27,10 @@ fn device(fake: &Fake, catalog: &'static [Entry]) -> Device {
 
 const BOX: TensorBox = TensorBox { columns: 64, heads: 1, rows: 128, chunks: 2 };
 
+const PERSISTENT_BOXES: Boxes = Boxes { q: BOX, k: TensorBox { rows: 96, ..BOX }, v: BOX, o: TensorBox { rows: 16, ..BOX } };
+
 static PERSISTENT: [Entry; 2] = [
-    Entry {
-        name: "persistent",
-        group: Group::Any,
-        schedule: Schedule::Persistent(Boxes { q: BOX, k: TensorBox { rows: 96, ..BOX }, v: BOX, o: TensorBox { rows: 16, ..BOX } }),
-        ..PACKED
-    },
+    Entry { name: "persistent", group: Group::Any, schedule: Schedule::Persistent { boxes: PERSISTENT_BOXES, cluster: 1 }, ..PACKED },
     Entry { name: "by_address", group: Group::Any, mask: MaskSupport::Any, copy_bytes: 4, ..PACKED },
 ];
 
@@ -60,6 +61,33 @@ fn a_persistent_launch_passes_tensor_maps() {
         assert_eq!((params.lse, params.scale_log2), (0x6000_0000, 2.0 * std::f32::consts::LOG2_E));
         assert_eq!([params.tiles, params.q_tiles, params.section_heads], [8 * 8 * 3, 8, 24]);
         assert_eq!([params.heads, params.q_len, params.kv_len], [8, 1000, 2000]);
+    });
+}
+
+/// The blocks of a cluster take neighbouring tiles, which the kernel counts as one.
+#[test]
+fn neighbours_are_launched_as_clusters() {
+    static PAIRED: [Entry; 1] =
+        [Entry { name: "paired", schedule: Schedule::Persistent { boxes: PERSISTENT_BOXES, cluster: 2 }, ..PERSISTENT[0] }];
+    with_driver("neighbours_are_launched_as_clusters", "cuda_12_0", |fake| {
+        fake.expect_params::<PrefillTmaParams>();
+        let device = device(fake, &PAIRED);
+        let on = |batch, q_len| {
+            let shape = Shape { batch, q_len, kv_len: 2000, q_heads: 8, kv_heads: 2, head_dim: 128 };
+            let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
+            let launched = launch(&device, &problem, POINTERS, STREAM).expect("launched");
+            let (seen, params): (_, PrefillTmaParams) = fake.last_launch().expect("a launch");
+            assert_eq!((launched.cluster, seen.sizes[7]), (2, 2));
+            assert!(launched.to_string().contains(" in clusters of 2"), "{launched}");
+            (launched.grid, [params.tiles, params.q_tiles])
+        };
+        // Tiles of 128 rows: 8 of a head of 1,000 tokens, 5 of 520 and so 3 pairs.
+        assert_eq!(on(3, 1000), ([132, 1, 1], [4 * 8 * 3, 4]), "66 clusters for 96 pairs");
+        assert_eq!(on(1, 520), ([48, 1, 1], [3 * 8, 3]), "no more than pairs");
+        let device = device_of(fake, &PAIRED, 131);
+        let shape = Shape { batch: 3, q_len: 1000, kv_len: 2000, q_heads: 8, kv_heads: 2, head_dim: 128 };
+        let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
+        assert_eq!(launch(&device, &problem, POINTERS, STREAM).expect("launched").grid, [130, 1, 1], "whole clusters");
     });
 }
 

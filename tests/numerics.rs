@@ -121,7 +121,7 @@ fn check_distant(kernel: &Kernel, buffer: &mut CudaSlice<u8>, stream: &Arc<CudaS
 fn busy_image(kernel: &Kernel) -> Image {
     let Entry { dtype, head_dim, v_head_dim, group, schedule, .. } = *kernel.entry;
     let group = if let Group::Packed(group) = group { group } else { 3 };
-    let claims = matches!(schedule, Schedule::Persistent(_));
+    let claims = matches!(schedule, Schedule::Persistent { .. });
     let [q_len, kv_len, kv_heads] = if claims { [900, 1000, 6] } else { [200, 300, 2] };
     let shape = Shape { batch: 2, q_len, kv_len, q_heads: kv_heads * group, kv_heads, head_dim };
     let case = Case { dtype, shape, v_head_dim, mask: kernel.mask(), scale: None, kind: Kind::Normal, layout: Layout::PackedRows };

@@ -7,7 +7,7 @@ use crate::ptx::inst::PtxVersion;
 use crate::variant::{Boxes, Launch, Variant};
 
 /// Version of the manifest's format. A build script refuses any other.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 
 /// Largest spill (stores and loads, bytes) that `ptxas` may report: the kernels are spill-free.
 const SPILL_BYTES: u32 = 0;
@@ -50,7 +50,8 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
     line
 }
 
-/// `grid`; `persistent:` and the boxes of the tensor maps, columns x rows x chunks of q, k, v and o; or, where the keys
+/// `grid`; `persistent:`, how many blocks take neighbouring tiles together, `:` and the boxes of the tensor maps, columns x rows x
+/// chunks of q, k, v and o; or, where the keys
 /// of a tile are split, `split:`, the sizes that a cluster can have, `:` and the boxes.
 fn launch(variant: &Variant) -> String {
     match variant.family.launch {
@@ -60,7 +61,7 @@ fn launch(variant: &Variant) -> String {
             let boxes = [q, k, v, o].map(|b| format!("{}x{}x{}", b.columns, b.rows, b.chunks));
             let sizes = |blocks: &[u32]| blocks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             let split = clusters(&variant.tiling).map(|clusters| format!("split:{}", sizes(clusters)));
-            let schedule = split.unwrap_or_else(|| "persistent".to_owned());
+            let schedule = split.unwrap_or_else(|| format!("persistent:{}", variant.tiling.form.neighbours()));
             format!("{schedule}:{}", boxes.join(","))
         }
     }

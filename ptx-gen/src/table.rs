@@ -55,6 +55,8 @@ enum Heads {
     Parameter,
     /// One variant for each mask that takes the ratio as a launch parameter.
     ByMask,
+    /// One variant, for the causal mask, that takes the ratio as a launch parameter.
+    CausalOnly,
 }
 
 /// Element types that a row serves.
@@ -99,8 +101,8 @@ const fn hopper((head_dim, value_dim): (u32, u32), heads: Heads, form: Form, blo
     Row { precision: Precision::Half, heads, tiling }
 }
 
-use Form::{Main, Medium, Short, ShortSplit, Split, Unaligned};
-use Heads::{ByMask, Packed, Parameter};
+use Form::{Long, Main, Medium, Paired, Short, ShortSplit, Split, Unaligned};
+use Heads::{ByMask, CausalOnly, Packed, Parameter};
 use Precision::{Half, Single};
 use Tiles::{Everywhere, Large, Small};
 
@@ -136,20 +138,25 @@ static PREFILL_WGMMA_ROWS: &[Row] = &[
     hopper(( 64,  64), ByMask, Medium,     (128, 128, 12)),
     hopper(( 64,  64), ByMask, Main,       (192, 128, 16)),
     hopper(( 80,  80), ByMask, Main,       (128, 128, 12)),
+    hopper(( 80,  80), ByMask, Long,       (192,  96, 16)),
     hopper(( 96,  96), ByMask, ShortSplit, ( 64, 128,  8)),
     hopper(( 96,  96), ByMask, Split,      (128, 128, 12)),
     hopper(( 96,  96), ByMask, Short,      ( 64, 128,  8)),
     hopper(( 96,  96), ByMask, Main,       (128, 128, 12)),
+    hopper(( 96,  96), ByMask, Long,       (192, 112, 16)),
     hopper((128, 128), ByMask, ShortSplit, ( 64, 128,  8)),
     hopper((128, 128), ByMask, Split,      (128, 128, 12)),
     hopper((128, 128), ByMask, Short,      ( 64, 128,  8)),
     hopper((128, 128), ByMask, Main,       (128, 128, 12)),
+    hopper((128, 128), ByMask, Long,       (192,  64, 16)),
+    hopper((128, 128), CausalOnly, Paired, (128, 128, 12)),
     hopper((192, 128), ByMask, Main,       (128, 128, 12)),
     hopper((192, 192), ByMask, Main,       (128,  64, 12)),
     hopper((256, 256), ByMask, ShortSplit, ( 64,  64,  8)),
     hopper((256, 256), ByMask, Split,      (128,  64, 12)),
     hopper((256, 256), ByMask, Short,      ( 64,  64,  8)),
     hopper((256, 256), ByMask, Main,       (128,  64, 12)),
+    hopper((256, 256), ByMask, Paired,     (128,  64, 12)),
 ];
 
 /// Every variant that is packaged, in the order of the table.
@@ -180,6 +187,7 @@ fn of(families: &'static [(&'static Family, &'static [Row])]) -> Vec<Variant> {
                 Heads::Packed => &[],
                 Heads::Parameter => &[Mask::Any],
                 Heads::ByMask => &[Mask::Causal, Mask::Full],
+                Heads::CausalOnly => &[Mask::Causal],
             };
             let mut ungrouped = pairs.filter(|pair| pair.group == 1).map(|pair| pair.models);
             let models = ungrouped.next_back().unwrap_or_default();

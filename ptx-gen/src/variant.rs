@@ -104,6 +104,11 @@ impl Tiles {
 pub enum Form {
     /// Large tiles, for problems that fill the GPU.
     Main,
+    /// More query rows a block, which read keys and values less often: for many tiles of many keys.
+    Long,
+    /// Large tiles of which two neighbours of a head go to the two blocks of a cluster at once, which keep in step, so that the
+    /// keys leave L2 once for both. Where many keys are seen, the GPU is short of power, and that takes less.
+    Paired,
     /// Fewer query rows a block: under the causal mask fewer keys that a row does not see, which counts over few keys.
     Medium,
     /// Half the query rows a block, or less: more blocks, for problems that do not.
@@ -122,10 +127,15 @@ impl Form {
         matches!(self, Form::Split | Form::ShortSplit)
     }
 
+    /// Blocks of a cluster that take neighbouring tiles together; 1 where each takes its own.
+    pub const fn neighbours(self) -> u32 {
+        if matches!(self, Form::Paired) { 2 } else { 1 }
+    }
+
     /// Alignment in bytes that rows of q, k, v and o must have: the size of one copy.
     pub const fn copy_bytes(self) -> u32 {
         match self {
-            Form::Main | Form::Medium | Form::Short | Form::Split | Form::ShortSplit => 16,
+            Form::Main | Form::Long | Form::Paired | Form::Medium | Form::Short | Form::Split | Form::ShortSplit => 16,
             Form::Unaligned => 4,
         }
     }
@@ -133,6 +143,8 @@ impl Form {
     fn suffix(self) -> &'static str {
         match self {
             Form::Main => "",
+            Form::Long => "_long",
+            Form::Paired => "_paired",
             Form::Medium => "_medium",
             Form::Short => "_short",
             Form::Split => "_split",
@@ -317,6 +329,8 @@ impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Form::Main => "main",
+            Form::Long => "long",
+            Form::Paired => "paired",
             Form::Medium => "medium",
             Form::Short => "short",
             Form::Split => "split",

@@ -144,30 +144,36 @@ fn hopper_kernels_wait_before_they_copy() {
     }
 }
 
-/// The blocks of a cluster send each other their shares of a tile between two barriers: the first says that every block is ready,
-/// and orders no writes; the second, that all shares are there. Each is one arrival and one wait behind it. Kernels that do not
-/// split keys have nothing of that, and those that do claim no tiles.
+/// Blocks of a cluster access each other's memory between two barriers of the cluster only, each one arrival and one wait behind it.
+/// Where they split keys, the first says that every block is ready, and orders no writes; the second, that all shares are there. Where
+/// they take neighbouring tiles, the first says that both run, with their barriers initialised, and the second that neither accesses
+/// the other any more. Other kernels have nothing of that. Those that split keys claim no tiles.
 #[test]
-fn clusters_send_between_two_barriers() {
+fn clusters_access_each_other_between_two_barriers() {
     for name in names("prefill_wgmma_") {
         let ptx = run(&["show", &name]);
         let insts = instructions(&ptx);
         let all = |opcode: &str| places(&insts, opcode);
-        let barriers: Vec<_> = all("barrier.cluster.").into_iter().map(|at| (at, insts[at])).collect();
-        let sends = all("st.shared::cluster.");
-        let splits_keys = name.contains("split");
+        let (splits_keys, is_paired) = (name.contains("split"), name.contains("_paired_"));
         assert_eq!(ptx.contains("tile_claims"), !splits_keys, "{name}: a table of claims");
-        if !splits_keys {
-            assert!(barriers.is_empty() && sends.is_empty() && all("mapa").is_empty(), "{name}: {barriers:?}");
+
+        let copies: Vec<_> = all("cp.async.bulk.tensor").into_iter().filter(|at| insts[*at].contains("multicast::cluster")).collect();
+        let [stores, shared_numbers, releases] = ["st.shared::cluster.", "st.async.", "mbarrier.arrive.shared::cluster."].map(all);
+        let accesses = [&copies, &stores, &shared_numbers, &releases];
+        let present = accesses.map(|places| !places.is_empty());
+        assert_eq!(present, [is_paired, splits_keys, is_paired, is_paired], "{name}: {accesses:?}");
+
+        let barriers: Vec<_> = all("barrier.cluster.").into_iter().map(|at| (at, insts[at])).collect();
+        if !splits_keys && !is_paired {
+            assert!(barriers.is_empty() && all("mapa").is_empty(), "{name}: {barriers:?}");
             continue;
         }
         let opcodes: Vec<_> = barriers.iter().map(|(_, inst)| inst.split_once(';').map_or(*inst, |(opcode, _)| opcode)).collect();
-        let [arrive_ready, arrive_sent] = ["relaxed", "release"].map(|order| format!("barrier.cluster.arrive.{order}.aligned"));
+        let [relaxed, release] = ["relaxed", "release"].map(|order| format!("barrier.cluster.arrive.{order}.aligned"));
         let wait = "barrier.cluster.wait.acquire.aligned";
-        assert_eq!(opcodes, [&arrive_ready, wait, &arrive_sent, wait], "{name}");
-        let (ready, sent) = (barriers[1].0, barriers[2].0);
-        assert!(!sends.is_empty(), "{name} sends nothing");
-        assert!(sends.iter().all(|at| (ready..sent).contains(at)), "{name}: a share is sent outside of {ready}..{sent}: {sends:?}");
+        assert_eq!(opcodes, [&relaxed, wait, &release, wait], "{name}");
+        let between = barriers[1].0..barriers[2].0;
+        assert!(accesses.into_iter().flatten().all(|at| between.contains(at)), "{name}: outside of {between:?}: {accesses:?}");
     }
 }
 

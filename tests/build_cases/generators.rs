@@ -85,6 +85,7 @@ fn a_manifest_that_is_not_understood_is_refused() {
         ("threads=128", "threads=256", "no line '.reqntid 256, 1, 1'"),
         ("ptx_version=7.0", "ptx_version=8.0", "no line '.version 8.0'"),
         ("launch=grid", "launch=shared", "launch=shared: expected grid, persistent:… or split:…"),
+        ("launch=grid", "launch=persistent:0:64x128x2", "launch=persistent:0:64x128x2: '0': expected the size of a cluster, 1 to 8 blocks"),
         ("launch=grid", "launch=split::64x128x2", "launch: '': expected sizes of clusters"),
         ("launch=grid", "launch=split:1,0:64x128x2", "launch: '1,0': expected sizes of clusters"),
         ("launch=grid", "launch=split:1,9:64x128x2", "launch: '1,9': expected sizes of clusters such as 1,2,4, of 1 to 8 blocks"),

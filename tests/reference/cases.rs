@@ -93,6 +93,11 @@ fn splits_keys(entry: &Entry) -> bool {
     matches!(entry.schedule, Schedule::Split { .. })
 }
 
+/// How many blocks take neighbouring tiles together, which then end where the last of them ends.
+fn neighbours(entry: &Entry) -> u32 {
+    if let Schedule::Persistent { cluster, .. } = entry.schedule { cluster } else { 1 }
+}
+
 impl Family {
     /// The families of some entries.
     pub fn all(entries: &[&Entry]) -> Vec<Self> {
@@ -125,7 +130,7 @@ impl Family {
         let serving = || entries.iter().filter(serves);
         let tokens = |entry: &&Entry| {
             let is_packed = splits_keys(entry) || entry.group != Group::Any;
-            if is_packed { entry.block_q / group } else { entry.block_q }
+            if is_packed { entry.block_q / group } else { entry.block_q * neighbours(entry) }
         };
         Family {
             dtype,

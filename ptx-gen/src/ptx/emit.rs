@@ -196,6 +196,7 @@ impl Namer {
             }
             Inst::Widen { d, a } => format!("cvt.u64.u32 {}, {}", r(d), r(a)),
             Inst::Narrow { d, a } => format!("cvt.u32.u64 {}, {}", r(d), r(a)),
+            Inst::FloatFromInt { d, a } => format!("cvt.rn.f32.s32 {}, {}", r(d), r(a)),
             Inst::Halves { lo, hi, a } => format!("mov.b32 {{{}, {}}}, {}", r(lo), r(hi), r(a)),
             Inst::WidenF16 { d, a } => format!("cvt.f32.f16 {}, {}", r(d), r(a)),
             Inst::Pack { ty, d, hi, lo } => format!("cvt.rn.{}x2.f32 {}, {}, {}", mma_name(*ty), r(d), r(hi), r(lo)),
@@ -285,6 +286,15 @@ impl Namer {
                 format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, {}, {}", self.address(*addr, *offset), self.src(*bytes, Ty::U32))
             }
             Inst::MbarrierArrive { addr, offset } => format!("mbarrier.arrive.shared::cta.b64 _, {}", self.address(*addr, *offset)),
+            Inst::MbarrierArriveRemote { addr, offset } => {
+                format!("mbarrier.arrive.shared::cluster.b64 _, {}", self.address(*addr, *offset))
+            }
+            Inst::StAsync { v, addr, offset, barrier, barrier_offset } => format!(
+                "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 {}, {}, {}",
+                self.address(*addr, *offset),
+                r(v),
+                self.address(*barrier, *barrier_offset)
+            ),
             Inst::MbarrierTryWait { d, addr, offset, parity } => {
                 format!("mbarrier.try_wait.parity.shared::cta.b64 {}, {}, {}", r(d), self.address(*addr, *offset), r(parity))
             }
@@ -292,13 +302,15 @@ impl Namer {
             Inst::FenceProxyAsync => "fence.proxy.async.shared::cta".to_owned(),
             // Without cvta.param ptxas would take the offset in parameter space for a generic address.
             Inst::ParamAddress { d, offset } => format!("mov.b64 {0}, params; cvta.param.u64 {0}, {0}; add.u64 {0}, {0}, {offset}", r(d)),
-            Inst::TensorLoad { dst, dst_offset, map, at, barrier, barrier_offset } => format!(
-                "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes {}, [{}, {}], {}",
+            Inst::TensorLoad { dst, dst_offset, map, at, barrier, barrier_offset, blocks } => format!(
+                "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes{} {}, [{}, {}], {}{}",
                 at.len(),
+                if blocks.is_some() { ".multicast::cluster" } else { "" },
                 self.address(*dst, *dst_offset),
                 r(map),
                 self.vector(at),
-                self.address(*barrier, *barrier_offset)
+                self.address(*barrier, *barrier_offset),
+                blocks.map(|mask| format!(", {mask}")).unwrap_or_default()
             ),
             Inst::TensorStore { map, at, src, src_offset } => format!(
                 "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group [{}, {}], {}",

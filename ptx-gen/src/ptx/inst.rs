@@ -166,6 +166,8 @@ pub enum Inst {
     Widen { d: RegId, a: RegId },
     /// The low half of a u64.
     Narrow { d: RegId, a: RegId },
+    /// f32 from s32, rounded to nearest.
+    FloatFromInt { d: RegId, a: RegId },
     /// The two 16-bit halves of a 32-bit value.
     Halves { lo: RegId, hi: RegId, a: RegId },
     /// f32 from f16.
@@ -208,6 +210,10 @@ pub enum Inst {
     MbarrierExpect { addr: RegId, offset: i32, bytes: Src },
     /// Arrives.
     MbarrierArrive { addr: RegId, offset: i32 },
+    /// Arrives at the barrier of another block of the cluster.
+    MbarrierArriveRemote { addr: RegId, offset: i32 },
+    /// Stores a 32-bit value to another block of the cluster; a barrier there counts its bytes.
+    StAsync { v: RegId, addr: RegId, offset: i32, barrier: RegId, barrier_offset: i32 },
     /// Whether the phase of this parity has completed; may suspend the thread for a while.
     MbarrierTryWait { d: RegId, addr: RegId, offset: i32, parity: RegId },
     /// Makes initialised barriers visible to the copy engine and to the cluster.
@@ -216,8 +222,9 @@ pub enum Inst {
     FenceProxyAsync,
     /// Address of the parameter block plus an offset, as the copy engine takes it.
     ParamAddress { d: RegId, offset: u32 },
-    /// Copy of a box of a tensor to shared memory; completes on a barrier. Coordinates: innermost first.
-    TensorLoad { dst: RegId, dst_offset: i32, map: RegId, at: Vec<RegId>, barrier: RegId, barrier_offset: i32 },
+    /// Copy of a box of a tensor to shared memory; completes on a barrier. Coordinates: innermost first. To the same places of
+    /// several blocks of the cluster if `blocks` says so, bit by bit.
+    TensorLoad { dst: RegId, dst_offset: i32, map: RegId, at: Vec<RegId>, barrier: RegId, barrier_offset: i32, blocks: Option<u16> },
     /// Copy of a box from shared memory to a tensor.
     TensorStore { map: RegId, at: Vec<RegId>, src: RegId, src_offset: i32 },
     /// Closes a group of tensor stores.
@@ -331,6 +338,8 @@ impl Inst {
             Inst::BulkCommit | Inst::BulkWaitRead { .. } | Inst::BulkWait { .. } | Inst::MbarrierExpect { .. } => {
                 (PtxVersion(8, 0), sm(90))
             }
+            Inst::StAsync { .. } => (PtxVersion(8, 1), sm(90)),
+            Inst::MbarrierArriveRemote { .. } => (PtxVersion(8, 0), sm(90)),
             Inst::AwaitPrerequisites | Inst::LaunchDependents => (PtxVersion(7, 8), sm(90)),
             Inst::MbarrierTryWait { .. } | Inst::StMatrix { .. } | Inst::MapShared { .. } => (PtxVersion(7, 8), sm(90)),
             Inst::ParamAddress { .. } => (PtxVersion(7, 7), sm(70)),
@@ -383,6 +392,7 @@ impl Inst {
             Inst::MulAdd { d, a, b, c, .. } => (d, vec![a, b, c]),
             Inst::SelP { d, a, b, p, .. } => (d, vec![a, b, Reg(p)]),
             Inst::Widen { d, a } | Inst::Narrow { d, a } => (d, vec![Reg(a)]),
+            Inst::FloatFromInt { d, a } => (d, vec![Reg(a)]),
             Inst::LdParam { d, .. }
             | Inst::SharedBase { d }
             | Inst::ModuleTable { d, .. }

@@ -312,6 +312,14 @@ impl<'k> Reg<'k, Bits32> {
 }
 
 impl<'k> Reg<'k, i32> {
+    /// The nearest f32.
+    #[track_caller]
+    pub fn to_f32(self) -> Reg<'k, f32> {
+        let d = self.k.reg();
+        self.k.push(Inst::FloatFromInt { d: d.id, a: self.id });
+        d
+    }
+
     /// The same bits as an unsigned value.
     #[track_caller]
     pub fn to_u32(self) -> Reg<'k, u32> {

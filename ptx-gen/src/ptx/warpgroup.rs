@@ -155,6 +155,14 @@ impl Kernel {
         TensorMap(d)
     }
 
+    /// Where what lies at `shared` lies in block `rank` of the cluster.
+    #[track_caller]
+    pub fn shared_of<'k>(&'k self, shared: Reg<'k, u32>, rank: Reg<'k, u32>) -> Reg<'k, u32> {
+        let d = self.reg();
+        self.push(Inst::MapShared { d: d.id, addr: shared.id, rank: rank.id });
+        d
+    }
+
     /// Issues the multiplications of `body` as one group; `acc` is theirs until they are awaited.
     #[track_caller]
     pub fn issue<'a, 'k>(&'k self, acc: &'a mut Accumulator<'k>, body: impl FnOnce(&Multiplier<'_, 'k>)) -> InFlight<'a, 'k> {
@@ -169,9 +177,7 @@ impl<'k, E: Element> Ptr<'k, Shared, E> {
     /// The same place in the shared memory of block `rank` of the cluster.
     #[track_caller]
     pub fn in_block(self, rank: Reg<'k, u32>) -> Ptr<'k, ClusterShared, E> {
-        let d = self.addr.k.reg();
-        self.addr.k.push(Inst::MapShared { d: d.id, addr: self.addr.id, rank: rank.id });
-        Ptr::from_address(d)
+        Ptr::from_address(self.addr.k.shared_of(self.addr, rank))
     }
 }
 
@@ -183,7 +189,19 @@ impl<'k> TensorMap<'k> {
     /// Starts to copy the box at the coordinates `at` (innermost first) to `dst` + `dst_offset`; `barrier`
     /// counts its bytes.
     #[track_caller]
-    pub fn load(self, at: &[Reg<'k, u32>], (dst, dst_offset): (Reg<'k, u32>, u32), barrier: Mbarrier<'k>) {
+    pub fn load(self, at: &[Reg<'k, u32>], to: (Reg<'k, u32>, u32), barrier: Mbarrier<'k>) {
+        self.copy(at, to, barrier, None);
+    }
+
+    /// The same to the first `blocks` blocks of the cluster, to the same place of each; the barrier at the same place of each
+    /// counts what comes to it.
+    #[track_caller]
+    pub fn load_to_all(self, at: &[Reg<'k, u32>], to: (Reg<'k, u32>, u32), barrier: Mbarrier<'k>, blocks: u32) {
+        self.copy(at, to, barrier, Some((1 << blocks) - 1));
+    }
+
+    #[track_caller]
+    fn copy(self, at: &[Reg<'k, u32>], (dst, dst_offset): (Reg<'k, u32>, u32), barrier: Mbarrier<'k>, blocks: Option<u16>) {
         self.0.k.push(Inst::TensorLoad {
             dst: dst.id,
             dst_offset: dst_offset as i32,
@@ -191,6 +209,7 @@ impl<'k> TensorMap<'k> {
             at: at.iter().map(|r| r.id).collect(),
             barrier: barrier.base.id,
             barrier_offset: barrier.offset as i32,
+            blocks,
         });
     }
 
@@ -244,6 +263,38 @@ impl<'k> Mbarrier<'k> {
         k.push(Inst::MbarrierTryWait { d: done.id, addr: self.base.id, offset: self.offset as i32, parity: parity.id });
         // A warp asks once for all its lanes, so the answer is uniform where the barrier is.
         k.branch_together(again, done, true);
+    }
+}
+
+/// A barrier of another block of the cluster.
+#[derive(Clone, Copy)]
+pub struct RemoteMbarrier<'k> {
+    base: Reg<'k, u32>,
+    offset: u32,
+}
+
+impl<'k> RemoteMbarrier<'k> {
+    /// The barrier at `base` + `offset`; `base` is [of that block](Kernel::shared_of).
+    pub fn new(base: Reg<'k, u32>, offset: u32) -> Self {
+        RemoteMbarrier { base, offset }
+    }
+
+    /// Arrives.
+    #[track_caller]
+    pub fn arrive(self) {
+        self.base.k.push(Inst::MbarrierArriveRemote { addr: self.base.id, offset: self.offset as i32 });
+    }
+
+    /// Stores `value` to `place` + `offset`, in the same block; the barrier counts its 4 bytes.
+    #[track_caller]
+    pub fn send(self, value: Reg<'k, u32>, (place, offset): (Reg<'k, u32>, u32)) {
+        self.base.k.push(Inst::StAsync {
+            v: value.id,
+            addr: place.id,
+            offset: offset as i32,
+            barrier: self.base.id,
+            barrier_offset: self.offset as i32,
+        });
     }
 }
 

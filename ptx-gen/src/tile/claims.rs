@@ -1,12 +1,12 @@
 //! Tiles for the blocks of a persistent grid, claimed one by one without memory from the caller.
 //!
-//! Block i takes tile i first; every further tile is claimed by an atomic increment of a counter that belongs to the
+//! Claimant i takes tile i first: a block, or of two that take neighbouring tiles together the first. Every further tile is claimed by an atomic increment of a counter that belongs to the
 //! grid. Counters live in a table of the module, `.global` and zero when the module is loaded:
 //! ```text
 //! entry = { tag: 40 bits, next: 24 bits }     0: free
 //! tag   = %gridid + 1
 //! ```
-//! Each block first *joins* its grid's entry: the one with its tag. The first block of a grid to join writes the entry, at
+//! Each claimant first *joins* its grid's entry: the one with its tag. The first of a grid to join writes the entry, at
 //! `%gridid` mod 4096 or, if another grid alive is there, at the next free place. Writing needs a lock, so that a
 //! grid never gets two entries; finding the own tag at its usual place needs none.
 //!
@@ -17,8 +17,8 @@
 //!    programmatic launches, graphs with parallel branches, and up to 8 instantiations beside launches: 18,800 pairs of
 //!    overlapping blocks of different grids, none with the same number. Grids of one stream overlap where a launch is a
 //!    programmatic one: the second joins while the first still claims. To the table they are two grids like any others.
-//! 2. Every block makes exactly one claim beyond the last tile. The claim that returns the last number, tiles - 1, comes
-//!    after all blocks have joined and made theirs; it frees the entry. So an entry lives from its grid's first join to
+//! 2. Every claimant makes exactly one claim beyond the last tile. The claim that returns the last number, tiles - 1, comes
+//!    after all claimants have joined and made theirs; it frees the entry. So an entry lives from its grid's first join to
 //!    its last claim, and a replay with the same number starts from a free one.
 //! 3. A multiprocessor array holds at most 128 grids (CUDA C++ Programming Guide, "Technical Specifications"), so one of
 //!    128 neighbouring places is always free.
@@ -35,7 +35,7 @@
 use super::element::Word;
 use super::ring::Handoff;
 use crate::ptx::builder::Kernel;
-use crate::ptx::inst::{Order, Special};
+use crate::ptx::inst::Order;
 use crate::ptx::types::{Global, Ptr, Reg, Var};
 
 /// Entries of the table.
@@ -57,7 +57,7 @@ const DISPLACED: u32 = ENTRIES + 1;
 pub struct Claims<'k> {
     k: &'k Kernel,
     table: Ptr<'k, Global, Word>,
-    /// Blocks of the grid.
+    /// Blocks of the grid that claim.
     blocks: Reg<'k, u32>,
     tiles: Reg<'k, u32>,
     /// Where the grid's entry is, from the thread that joins to the one that claims.
@@ -65,10 +65,10 @@ pub struct Claims<'k> {
 }
 
 impl<'k> Claims<'k> {
-    /// The claims of this grid, for `tiles` tiles.
-    pub fn new(k: &'k Kernel, tiles: Reg<'k, u32>, joined: Handoff<'k>) -> Self {
+    /// The claims of this grid, by `blocks` of its blocks, for `tiles` tiles.
+    pub fn new(k: &'k Kernel, blocks: Reg<'k, u32>, tiles: Reg<'k, u32>, joined: Handoff<'k>) -> Self {
         let table = Ptr::from_address(k.module_table("tile_claims", ENTRIES + 2));
-        Claims { k, table, blocks: k.special(Special::NctaIdX), tiles, joined }
+        Claims { k, table, blocks, tiles, joined }
     }
 
     /// Whether there are more tiles than blocks.

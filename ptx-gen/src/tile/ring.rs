@@ -1,12 +1,13 @@
 //! Rings of buffers in shared memory, which a producer fills by tensor copies and consumers read.
 //!
 //! Each stage has two barriers: *full* completes when the bytes of a copy have arrived, *empty* when every reader has
-//! released it. Both sides walk the ring on their own and count parities: a barrier's phase flips each time around.
+//! released it. Both sides walk the ring on their own and count parities: a barrier's phase flips each time around. Two blocks of a
+//! cluster may fill a ring together: then each copies a part to both, and the readers of both release a stage to both.
 
 use super::stream::NoteWord;
 use crate::ptx::builder::Kernel;
 use crate::ptx::types::{Operand, Ptr, Reg, Shared, Var};
-use crate::ptx::warpgroup::{Mbarrier, TensorMap};
+use crate::ptx::warpgroup::{Mbarrier, RemoteMbarrier, TensorMap};
 
 /// Bytes of a barrier.
 pub const BARRIER_BYTES: u32 = 8;
@@ -25,6 +26,8 @@ pub struct Ring {
     /// Arrivals that make a stage empty. One for a warpgroup is enough where its products were waited for: no warp of a
     /// warpgroup completes a product that another has not issued. PTX does not say so; FlashAttention-3 and CUTLASS rely on it.
     pub readers: u32,
+    /// Blocks of the cluster that read the same, and of which each fills an equal part for all: 1 or 2.
+    pub blocks: u32,
 }
 
 impl Ring {
@@ -42,18 +45,19 @@ impl Ring {
     pub fn init(&self, shared: Reg<'_, u32>) {
         for stage in 0..self.stages {
             Mbarrier::new(shared, self.barriers + stage * BARRIER_BYTES).init(1);
-            Mbarrier::new(shared, self.barriers + (self.stages + stage) * BARRIER_BYTES).init(self.readers);
+            Mbarrier::new(shared, self.barriers + (self.stages + stage) * BARRIER_BYTES).init(self.readers * self.blocks);
         }
     }
 
     /// The producer's place in the ring: it waits for empty stages, which all are at first.
     pub fn producer<'k>(&self, k: &'k Kernel, shared: Reg<'k, u32>) -> Stage<'k> {
-        Stage { ring: *self, shared, index: k.var(0u32), parity: k.var(1u32) }
+        Stage { ring: *self, shared, other: None, index: k.var(0u32), parity: k.var(1u32) }
     }
 
-    /// A consumer's place in the ring: it waits for full stages.
-    pub fn consumer<'k>(&self, k: &'k Kernel, shared: Reg<'k, u32>) -> Stage<'k> {
-        Stage { ring: *self, shared, index: k.uniform_var(0u32), parity: k.uniform_var(0u32) }
+    /// A consumer's place in the ring: it waits for full stages. `other` is the shared memory of the other block of the cluster.
+    pub fn consumer<'k>(&self, k: &'k Kernel, shared: Reg<'k, u32>, other: Option<Reg<'k, u32>>) -> Stage<'k> {
+        let other = other.filter(|_| self.blocks > 1);
+        Stage { ring: *self, shared, other, index: k.uniform_var(0u32), parity: k.uniform_var(0u32) }
     }
 }
 
@@ -62,6 +66,8 @@ impl Ring {
 pub struct Stage<'k> {
     ring: Ring,
     shared: Reg<'k, u32>,
+    /// Shared memory of the other block that reads the same.
+    other: Option<Reg<'k, u32>>,
     index: Var<'k, u32>,
     /// Parity of the phase that is waited for. The producer is a time around ahead: all stages start empty.
     parity: Var<'k, u32>,
@@ -82,8 +88,12 @@ impl<'k> Stage<'k> {
         self.barrier(self.ring.barriers)
     }
 
+    fn empty_offset(&self) -> u32 {
+        self.ring.barriers + self.ring.stages * BARRIER_BYTES
+    }
+
     fn empty(&self) -> Mbarrier<'k> {
-        self.barrier(self.ring.barriers + self.ring.stages * BARRIER_BYTES)
+        self.barrier(self.empty_offset())
     }
 
     /// Waits until the stage is full.
@@ -108,10 +118,24 @@ impl<'k> Stage<'k> {
         self.advance();
     }
 
-    /// Releases the stage from the lane that `releases` picks; nothing that read it may be in flight.
+    /// The same where the blocks of the cluster fill a part each for all: starts the copy of part `rank`, which is one box.
+    pub fn fill_part(&self, map: TensorMap<'k>, at: &[Reg<'k, u32>; 5], rank: Reg<'k, u32>) {
+        let Ring { buffers, stage_bytes, blocks, .. } = self.ring;
+        let full = self.full();
+        full.expect(stage_bytes);
+        let part = rank.mul_add(stage_bytes / blocks, self.offset_from(self.shared));
+        map.load_to_all(at, (part, buffers), full, blocks);
+        self.advance();
+    }
+
+    /// Releases the stage from the lane that `releases` picks, to all that fill it; nothing that read it may be in flight.
     pub fn release(&self, releases: Reg<'k, bool>) {
-        let empty = self.empty();
-        releases.kernel().guarded(releases, || empty.arrive());
+        let (k, empty) = (releases.kernel(), self.empty());
+        k.guarded(releases, || empty.arrive());
+        if let Some(other) = self.other {
+            let theirs = RemoteMbarrier::new((self.index() << BARRIER_BYTES.ilog2()) + other, self.empty_offset());
+            k.guarded(releases, || theirs.arrive());
+        }
     }
 
     /// Goes on to the next stage.

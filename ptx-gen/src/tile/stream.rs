@@ -50,7 +50,9 @@ pub struct TileOrder<'k> {
     /// What the rows of a tile are.
     pub packing: Packing<'k>,
     block_kv: u32,
-    /// Tiles of the problem.
+    /// How many neighbouring tiles are one tile of the order, each for a block of a cluster.
+    neighbours: u32,
+    /// Tiles of the problem; neighbours that are taken together count as one.
     pub tiles: Reg<'k, u32>,
 }
 
@@ -58,12 +60,19 @@ impl<'k> TileOrder<'k> {
     /// The order of this launch.
     pub fn new(k: &'k Kernel, variant: &Variant) -> Self {
         let packing = Packing::new(k, variant);
-        TileOrder { k, mask: variant.mask, packing, block_kv: variant.tiling.block_kv, tiles: k.param("tiles") }
+        TileOrder {
+            k,
+            mask: variant.mask,
+            packing,
+            block_kv: variant.tiling.block_kv,
+            neighbours: variant.tiling.form.neighbours(),
+            tiles: k.param("tiles"),
+        }
     }
 
     /// The tile of this block that needs no claim.
     pub fn first(&self) -> QueryTile<Reg<'k, u32>> {
-        self.tile(self.k.special(Special::CtaIdX))
+        self.tile(self.k.special(if self.neighbours == 1 { Special::CtaIdX } else { Special::ClusterIdX }))
     }
 
     /// The tile of this block's cluster, if each takes one.
@@ -89,7 +98,12 @@ impl<'k> TileOrder<'k> {
         let (from_last, head_in_section) = self.divide(inside, "section_heads", section_heads);
         let (batch, head) = self.divide(section.mul_add(section_heads, head_in_section), "heads", k.param("heads"));
         let row = q_tiles - 1 - from_last;
-        QueryTile { row, head, batch, blocks: self.blocks(row) }
+        if self.neighbours == 1 {
+            return QueryTile { row, head, batch, blocks: self.blocks(row) };
+        }
+        // All walk the keys that the last of them sees, to keep in step.
+        let first = row * self.neighbours;
+        QueryTile { row: first + k.special(Special::ClusterRank), head, batch, blocks: self.blocks(first + (self.neighbours - 1)) }
     }
 
     /// Blocks of keys that the rows of tile `row` see, and one even if they see none.
@@ -132,7 +146,7 @@ pub fn quotient<'k>(n: Reg<'k, u32>, divisor: &str) -> Reg<'k, u32> {
 }
 
 /// Bytes of a tile's description.
-const NOTE_BYTES: u32 = 16;
+pub const NOTE_BYTES: u32 = 16;
 
 /// Where the producer leaves a tile's description: one place for each stage of the ring of Q, whose full barrier says
 /// that it is there.

@@ -6,10 +6,11 @@
 //! - Weights are f32 with 2^127 of headroom. If they exceed it, the block is computed anew against the right m.
 //! - Packed in 16 bits, weights round best just below 1, and 1 itself is exact. That matters where a few keys carry the mass,
 //!   and most of those outgrow the limit; among many keys of like weight the errors average out.
-//! - l sums the weights *as rounded*, so that a dominant weight cancels in O / l.
+//! - l sums the weights *as rounded*, so that a dominant weight cancels in O / l. One that does is the row's largest, in its first
+//!   block or where the reference moves: there the sums are exact, elsewhere nearly.
 
 use super::element::{Bf16, F16, Half};
-use super::product::Scores;
+use super::product::{N8, Scores};
 use super::rows::{PerRow, vars};
 use crate::ptx::builder::Kernel;
 use crate::ptx::types::{Bits32, Reg, Var};
@@ -28,8 +29,8 @@ const OVERFLOW: f32 = (1u128 << 120) as f32;
 /// Rows of a lane: g and g + 8 of its warp's 16.
 const ROWS: usize = 2;
 
-/// Fragments of the first block that the reference is taken from: 64 columns.
-const REFERENCE_FRAGMENTS: usize = 8;
+/// Keys of the first block that the reference is taken from.
+pub const REFERENCE_KEYS: u32 = 64;
 
 /// Row of a lane that value `i` of an accumulator belongs to.
 pub fn row_of_value(i: usize) -> usize {
@@ -77,10 +78,17 @@ impl<'k, E: Weight> Rows<'k, E> {
         self.p[from as usize / 4..].iter().for_each(|p| p.set(zero));
     }
 
-    /// Starts a tile: the reference comes from the first 64 columns of its first block.
-    pub fn start(&self, scores: &Scores<'k>) {
-        self.m.set(&(&scores.first_fragments(REFERENCE_FRAGMENTS).row_max() * self.scale_log2));
+    /// Starts a tile: the reference comes from the first 64 columns of its first block. `seen` is how many keys of that each row
+    /// sees, if not all see many.
+    pub fn start(&self, scores: &Scores<'k>, seen: Option<&PerRow<Reg<'k, i32>>>) {
+        let largest = &scores.first_fragments((REFERENCE_KEYS / N8) as usize).row_max() * self.scale_log2;
+        self.m.set(&self.first_reference(largest, seen));
         self.l.map(|l| l.set(0.0f32));
+    }
+
+    /// The reference of rows whose largest scores are `largest`, of `seen` keys.
+    fn first_reference(&self, largest: PerRow<Reg<'k, f32>>, seen: Option<&PerRow<Reg<'k, i32>>>) -> PerRow<Reg<'k, f32>> {
+        seen.map_or(largest.clone(), |seen| largest.zip(seen, |largest, seen| largest + headroom(seen)))
     }
 
     /// The weights of a block against the reference.
@@ -90,9 +98,18 @@ impl<'k, E: Weight> Rows<'k, E> {
 
     /// Makes `p` the current block's weights, without adding them to l.
     pub fn take(&self, p: &Scores<'k>) {
+        self.take_with(p, E::row_sums);
+    }
+
+    /// The same with exact sums: where one weight may make up a row.
+    pub fn take_exactly(&self, p: &Scores<'k>) {
+        self.take_with(p, E::exact_row_sums);
+    }
+
+    fn take_with(&self, p: &Scores<'k>, row_sums: impl FnOnce(&[Reg<'k, Bits32>]) -> PerRow<Reg<'k, f32>>) {
         let words = pack::<E>(self.k, p);
         self.p.iter().zip(&words).for_each(|(p, word)| p.set(*word));
-        self.block.set(&E::row_sums(&words));
+        self.block.set(&row_sums(&words));
     }
 
     /// Whether the current block's weights have outgrown the reference in some row of the warp: uniform.
@@ -113,22 +130,19 @@ impl<'k, E: Weight> Rows<'k, E> {
         self.k
             .either(is_any_above(&p.lane_sum(), OVERFLOW), || {
                 let scores = rebuild();
-                self.move_to(&old.max(&(&scores.row_max() * self.scale_log2)), o);
-                self.take(&self.weights(&scores));
+                let m = old.max(&(&scores.row_max() * self.scale_log2));
+                self.m.set(&m);
+                self.shrink(o, &(&old - &m).exp2());
+                self.take_exactly(&self.weights(&scores));
             })
             .otherwise(|| {
+                // By what p has grown, even where m is so large that it cannot move by that: packed weights must not overflow.
                 let growth = p.row_max().map(|largest| largest.max(1.0f32).log2());
-                let m = old.zip(&growth, |m, growth| m + growth);
-                self.take(&p.scale_rows(&(&old - &m).exp2()));
-                self.move_to(&m, o);
+                let factor = growth.map(|growth| (self.k.constant(0.0f32) - growth).exp2());
+                self.take_exactly(&p.scale_rows(&factor));
+                self.m.set(&old.zip(&growth, |m, growth| m + growth));
+                self.shrink(o, &factor);
             });
-    }
-
-    /// Makes `m` the reference, and l's and O's.
-    fn move_to(&self, m: &PerRow<Reg<'k, f32>>, o: Option<&Accumulator<'k>>) {
-        let factor = (&self.m.get() - m).exp2();
-        self.m.set(m);
-        self.shrink(o, &factor);
     }
 
     fn shrink(&self, o: Option<&Accumulator<'k>>, factor: &PerRow<Reg<'k, f32>>) {
@@ -138,21 +152,26 @@ impl<'k, E: Weight> Rows<'k, E> {
         }
     }
 
-    /// Takes a block in which some keys are masked (-inf), with the maximum found exactly. `o` is the sum over the
-    /// earlier blocks; `None`: this is the tile's first.
-    pub fn take_masked(&self, scores: &Scores<'k>, o: Option<&Accumulator<'k>>) {
-        let (old, largest) = (self.m.get(), &scores.row_max() * self.scale_log2);
-        let m = if o.is_some() { old.max(&largest) } else { largest };
+    /// Starts a tile with a block in which some keys are masked (-inf), with the maximum found exactly, and takes its weights. Each
+    /// row sees `seen` keys of it.
+    pub fn start_masked(&self, scores: &Scores<'k>, seen: &PerRow<Reg<'k, i32>>) {
+        let m = self.first_reference(&scores.row_max() * self.scale_log2, Some(seen));
+        let p = scores.weights(self.scale_log2, &m.zero_if_unseen());
+        self.m.set(&m);
+        self.take_exactly(&p);
+        self.l.set(&self.block.get());
+    }
+
+    /// Takes a block in which some keys are masked (-inf), with the maximum found exactly. `o` is the sum over the earlier blocks.
+    pub fn take_masked(&self, scores: &Scores<'k>, o: &Accumulator<'k>) {
+        let old = self.m.get();
+        let m = old.max(&(&scores.row_max() * self.scale_log2));
         let reference = m.zero_if_unseen();
         let p = scores.weights(self.scale_log2, &reference);
         self.m.set(&m);
-        self.take(&p);
-        if o.is_some() {
-            self.shrink(o, &(&old - &reference).exp2());
-            self.add_block();
-        } else {
-            self.l.set(&self.block.get());
-        }
+        self.take_exactly(&p);
+        self.shrink(Some(o), &(&old - &reference).exp2());
+        self.add_block();
     }
 
     /// m and l of the lane's rows, l over all columns.
@@ -204,6 +223,15 @@ impl<'k> Merged<'k> {
     }
 }
 
+/// How far above its largest score, in log2 units, the reference of a row is that sees so few keys of its first block: as if it saw
+/// 64, log2(64 / seen) rounded up, which in the next block it may. Under the causal mask about one row of a tile would outgrow
+/// its reference otherwise. Whole numbers do not change how weights round (of f16, down to 2^-14).
+fn headroom<'k>(seen: Reg<'k, i32>) -> Reg<'k, f32> {
+    const REFERENCE_LOG2: i32 = REFERENCE_KEYS.ilog2() as i32;
+    let log2 = (seen.to_f32().reinterpret::<u32>() >> 23).to_i32() - 127;
+    (seen.kernel().constant(REFERENCE_LOG2) - log2).max(0).min(REFERENCE_LOG2).to_f32()
+}
+
 /// Whether some lane's value is above the limit, or NaN: uniform.
 fn is_any_above<'k>(values: &PerRow<Reg<'k, f32>>, limit: f32) -> Reg<'k, bool> {
     values.0[0].max_or_nan(values.0[1]).gt_or_nan(limit).in_any_lane()
@@ -224,8 +252,16 @@ fn pack<'k, E: Half>(k: &'k Kernel, p: &Scores<'k>) -> Vec<Reg<'k, Bits32>> {
 
 /// A 16-bit type of weights.
 pub trait Weight: Half {
-    /// Sums of packed weights, row by row: of the values as rounded.
+    /// Sums of packed weights, row by row: of the values as rounded, or nearly.
     fn row_sums<'k>(words: &[Reg<'k, Bits32>]) -> PerRow<Reg<'k, f32>>;
+
+    /// The same without error, but for that of adding.
+    fn exact_row_sums<'k>(words: &[Reg<'k, Bits32>]) -> PerRow<Reg<'k, f32>> {
+        sums_of_halves(words, Self::unpack).map(|[lower, upper]| lower + upper)
+    }
+
+    /// The two values of a word.
+    fn unpack<'k>(word: Reg<'k, Bits32>) -> [Reg<'k, f32>; 2];
 }
 
 /// Sums of the lower and of the upper values of a row's words.
@@ -240,16 +276,25 @@ impl Weight for Bf16 {
     /// The lower value of a word is moved up by one shift. The upper one is read as an f32 in place: the lower value is
     /// then noise below its last bit, of 0.24 units on average, 1.35e-3 of the value. One multiplication takes the mean
     /// off. Relative error on peaked scores 1.56e-3, against 1.50e-3 with both unpacked and 2.14e-3 if l summed the weights
-    /// before rounding (H200, 2026-11).
+    /// before rounding; unpacking costs 1 to 4 % of a kernel's time (head_dim 128; H200, 2026-11).
     fn row_sums<'k>(words: &[Reg<'k, Bits32>]) -> PerRow<Reg<'k, f32>> {
         const NOISE_MEAN: f32 = 1.35e-3;
         let halves = |word: Reg<'k, Bits32>| [(word.reinterpret::<u32>() << 16).reinterpret(), word.reinterpret()];
         sums_of_halves(words, halves).map(|[lower, upper]| upper.mul_add(1.0 - NOISE_MEAN, lower))
     }
+
+    fn unpack<'k>(word: Reg<'k, Bits32>) -> [Reg<'k, f32>; 2] {
+        let bits = word.reinterpret::<u32>();
+        [bits << 16, bits & 0xffff_0000].map(|bits| bits.reinterpret())
+    }
 }
 
 impl Weight for F16 {
     fn row_sums<'k>(words: &[Reg<'k, Bits32>]) -> PerRow<Reg<'k, f32>> {
-        sums_of_halves(words, |word| word.unpack_f16()).map(|[lower, upper]| lower + upper)
+        Self::exact_row_sums(words)
+    }
+
+    fn unpack<'k>(word: Reg<'k, Bits32>) -> [Reg<'k, f32>; 2] {
+        word.unpack_f16()
     }
 }

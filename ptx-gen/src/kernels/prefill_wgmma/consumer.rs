@@ -15,7 +15,7 @@ use crate::tile::operand::Chunk;
 use crate::tile::product::{N8, Scores};
 use crate::tile::rows::PerRow;
 use crate::tile::stream::QueryTile;
-use crate::tile::weigh::{Rows, Weight};
+use crate::tile::weigh::{REFERENCE_KEYS, Rows, Weight};
 
 /// Consumes the stream.
 pub fn run<'k, E: Weight>(block: &Block<'_, 'k>, warpgroup: Reg<'k, u32>) {
@@ -25,6 +25,10 @@ pub fn run<'k, E: Weight>(block: &Block<'_, 'k>, warpgroup: Reg<'k, u32>) {
         (true, _) => consumer.consume_share(&mut acc),
         (false, 1) => consumer.consume(&mut acc),
         _ => consumer.consume_ahead(&mut acc),
+    }
+    if block.pair.is_some() {
+        block.k.note("Until nothing comes here any more from the other block");
+        block.k.cluster_barrier();
     }
 }
 
@@ -142,10 +146,33 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         }
     }
 
+    /// The tile without the blocks of which the rows see nothing, handed back unread.
+    fn pass_over_unseen(&self, tile: QueryTile<Reg<'k, u32>>) -> QueryTile<Reg<'k, u32>> {
+        if !self.block.passes_over_many() {
+            return tile;
+        }
+        let unseen = self.part(tile).unseen_blocks();
+        self.pass_over(unseen);
+        self.part(tile).without(unseen).tile
+    }
+
+    /// Hands back unread the keys and values of `unseen` blocks, and takes the turns of their steps.
+    fn pass_over(&self, unseen: Reg<'k, u32>) {
+        let k = self.k;
+        k.each_down("unseen block", unseen, k.constant(0), |_| {
+            for (input, by) in [(&self.keys, self.one_of_warp), (&self.values, self.one_of_warpgroup)] {
+                k.when(by.in_any_lane(), || input.stage.await_full());
+                input.release(by);
+            }
+            self.turns.begin_products();
+            self.turns.end_products();
+        });
+    }
+
     /// With two buffers for Q: the output of a tile is written while the next one's first scores are computed.
     fn consume_ahead(&self, acc: &mut Accumulators<'k>) {
         let k = self.k;
-        let first = self.await_tile();
+        let first = self.pass_over_unseen(self.await_tile());
         let tile = first.map(|value| k.uniform_var(value));
         let half = k.uniform_var(self.takes_half(first));
         self.keys.stage.await_full();
@@ -154,12 +181,23 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         k.repeat("tile", |stream| {
             self.walk(acc, self.part(tile.get()), half.get());
             self.q.release(self.one_of_warp);
-            let next = self.await_tile();
+            let mut next = self.await_tile();
             stream.when(next.blocks.eq(0u32));
-            half.set(self.takes_half(next));
-            self.values.stage.await_full();
-            self.keys.stage.await_full();
-            self.half_or_whole(half.get(), |keys| self.change_tile(acc, &tile.get(), keys));
+            if self.block.passes_over_many() {
+                let unseen = self.part(next).unseen_blocks();
+                next = self.part(next).without(unseen).tile;
+                half.set(self.takes_half(next));
+                self.values.stage.await_full();
+                k.either(unseen.ne(0u32), || self.end_tile_then_pass_over(acc, &tile.get(), unseen)).otherwise(|| {
+                    self.keys.stage.await_full();
+                    self.half_or_whole(half.get(), |keys| self.change_tile(acc, &tile.get(), keys));
+                });
+            } else {
+                half.set(self.takes_half(next));
+                self.values.stage.await_full();
+                self.keys.stage.await_full();
+                self.half_or_whole(half.get(), |keys| self.change_tile(acc, &tile.get(), keys));
+            }
             tile.set(&next);
         });
         k.note("The last product of the last tile");
@@ -195,12 +233,12 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
     fn walk(&self, acc: &mut Accumulators<'k>, part: Part<'a, 'k>, half: Reg<'k, u32>) {
         let k = self.k;
         let rest = part.tile.blocks - 1;
-        let at = Lanes::new(k);
-        let seen = part.seen(self.warp_row + at.quad, at.in_quad << 1);
+        // Carried from block to block they cost registers, which three warpgroups are short of.
+        let seen = (consumers(self.block.t) < 3).then(|| self.seen(&part));
         let whole = k.uniform_var(part.whole_blocks());
         self.o_has_begun.set(0u32);
         self.half_or_whole(half, |keys| {
-            self.first_block(acc, &part, keys, &self.visible(&part, &seen, rest));
+            self.first_block(acc, &part, keys, &self.visible(&part, seen.as_ref(), rest));
             self.when_passed_over(&part, &self.values, self.one_of_warpgroup);
             if keys < self.block_kv() {
                 k.either(rest.eq(0u32), || self.rows.clear_from(keys)).otherwise(|| {
@@ -208,16 +246,23 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
                     whole.set(rest - 1);
                 });
             } else if self.block.is_causal() {
-                k.each_down("masked block", rest, whole.get(), |n| self.step(acc, Some(&self.visible(&part, &seen, n)), keys));
+                k.each_down("masked block", rest, whole.get(), |n| self.step(acc, Some(&self.visible(&part, seen.as_ref(), n)), keys));
             }
         });
         k.each_down("whole block", whole.get(), k.constant(0), |_| self.step(acc, None, self.block_kv()));
     }
 
     /// How many keys of block `n` each of the lane's rows sees, less the lane's first column.
-    fn visible(&self, part: &Part<'a, 'k>, seen: &PerRow<Reg<'k, i32>>, n: Reg<'k, u32>) -> PerRow<Reg<'k, i32>> {
+    fn visible(&self, part: &Part<'a, 'k>, seen: Option<&PerRow<Reg<'k, i32>>>, n: Reg<'k, u32>) -> PerRow<Reg<'k, i32>> {
         let before = part.first_key(n);
-        seen.map(|seen| seen - before)
+        let of_block = |seen: &PerRow<Reg<'k, i32>>| seen.map(|seen| seen - before);
+        seen.map_or_else(|| of_block(&self.seen(part)), of_block)
+    }
+
+    /// How many keys each of the lane's rows sees, less the lane's first column.
+    fn seen(&self, part: &Part<'a, 'k>) -> PerRow<Reg<'k, i32>> {
+        let at = Lanes::new(self.k);
+        part.seen(self.warp_row + at.quad, at.in_quad << 1)
     }
 
     /// Weighs a tile's first block, of which the warpgroup takes `keys` keys.
@@ -225,18 +270,20 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         let k = self.k;
         k.note("The first block: S is there");
         let scores = Scores::of(&acc.s, keys);
+        let column = (Lanes::new(k).in_quad << 1).to_i32();
+        let in_block = visible.map(|visible| visible + column);
         let simple = |masked_from: u32| {
             let scores = if masked_from < keys { scores.mask_beyond_from(masked_from, visible) } else { scores.clone() };
-            self.rows.start(&scores);
+            self.rows.start(&scores, (masked_from < REFERENCE_KEYS).then_some(&in_block));
             self.weigh(&acc.s, &scores, None, Some(visible));
         };
         if keys < self.block_kv() {
             simple(0);
         } else {
-            // The diagonal cuts the last 64 columns only: the reference comes from whole ones.
+            // The diagonal cuts the last 64 columns only, and every row sees the first one.
             let masked_from = if self.block.is_causal() { keys - HALF } else { keys };
             k.either(part.takes_whole(), || simple(masked_from)).otherwise(|| {
-                self.rows.take_masked(&scores.mask_beyond(visible), None);
+                self.rows.start_masked(&scores.mask_beyond(visible), &in_block);
             });
         }
         self.keys.release(self.one_of_warp);
@@ -268,7 +315,7 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
             Some(visible) => {
                 // Such blocks are few: nothing runs beside their softmax.
                 let o = self.settle(o);
-                self.rows.take_masked(&scores.mask_beyond(visible), Some(o));
+                self.rows.take_masked(&scores.mask_beyond(visible), o);
             }
         }
     }
@@ -286,7 +333,11 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         let p = self.rows.weights(scores);
         p.put(s);
         let o = o.map(|o| &*self.settle(o));
-        self.rows.take(&p);
+        if o.is_some() {
+            self.rows.take(&p);
+        } else {
+            self.rows.take_exactly(&p);
+        }
         k.when(self.rows.have_grown(), || {
             k.note("Rare: the reference moves");
             let keys = scores.0[0].len() as u32 * N8;
@@ -319,6 +370,19 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         self.values.release(self.one_of_warpgroup);
         self.write(tile, o);
         s.await_leaving(0);
+    }
+
+    /// The last product of `tile`, then S of the first block of the next tile of which the rows see something.
+    fn end_tile_then_pass_over(&self, acc: &mut Accumulators<'k>, tile: &QueryTile<Reg<'k, u32>>, unseen: Reg<'k, u32>) {
+        self.turns.begin_products();
+        let o = self.issue_output(&mut acc.o, self.block_kv());
+        self.turns.end_products();
+        let o = o.await_leaving(0);
+        self.values.release(self.one_of_warpgroup);
+        self.write(tile, o);
+        self.pass_over(unseen);
+        self.keys.stage.await_full();
+        self.issue_scores(&mut acc.s, self.block_kv()).await_leaving(0);
     }
 
     fn write(&self, tile: &QueryTile<Reg<'k, u32>>, o: &Accumulator<'k>) {

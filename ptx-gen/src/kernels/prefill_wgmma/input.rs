@@ -21,7 +21,7 @@ impl<'k> Input<'k> {
     /// Tiles of `rows` x `columns` elements, of which the products read those from `offset_bytes` on.
     pub fn new(block: &Block<'_, 'k>, ring: Ring, (rows, columns): (u32, u32), offset_bytes: Reg<'k, u32>) -> Self {
         let operand = Operand::new(block.shared + offset_bytes + ring.buffers, rows, columns);
-        Input { ring, stage: ring.consumer(block.k, block.shared), operand }
+        Input { ring, stage: ring.consumer(block.k, block.shared, block.pair.map(|pair| pair.other)), operand }
     }
 
     /// The current tile.

@@ -93,6 +93,18 @@ impl<'a, 'k> Part<'a, 'k> {
         Part { tile: QueryTile { blocks, ..self.tile }, passed_over: Some(unseen), ..self }
     }
 
+    /// Blocks, from the tile's first one on, of which the rows see nothing; the last one is not counted.
+    pub fn unseen_blocks(&self) -> Reg<'k, u32> {
+        let unseen_keys = (self.keys_in_first() - self.block_kv() as i32).min(0);
+        let unseen_keys = (self.block.k.constant(0i32) - unseen_keys).to_u32();
+        (unseen_keys / self.block_kv()).min(self.tile.blocks - 1)
+    }
+
+    /// The part without so many blocks.
+    pub fn without(self, unseen: Reg<'k, u32>) -> Self {
+        Part { tile: QueryTile { blocks: self.tile.blocks - unseen, ..self.tile }, ..self }
+    }
+
     /// Whether the diagonal leaves the rows the left half of the first block: its first row then sees the first key.
     pub fn takes_half(&self) -> Reg<'k, bool> {
         self.keys_in_first().eq(HALF as i32)

@@ -2,14 +2,16 @@
 //! block's next tile; another joins the table of claims meanwhile. Where keys are split, there is one tile, and nothing to claim.
 
 use super::Block;
+use super::pair::Agreement;
 use crate::ptx::builder::Kernel;
 use crate::ptx::inst::Special;
-use crate::ptx::types::Reg;
+use crate::ptx::types::{Reg, Var};
 use crate::ptx::warpgroup::TensorMap;
 use crate::tile::claims::Claims;
 use crate::tile::operand::Chunk;
 use crate::tile::ring::{Ring, Stage};
 use crate::tile::stream::QueryTile;
+use crate::variant::Tiling;
 
 /// Blocks of keys still to fetch when the next tile is claimed: late, since early claims unbalance the end of the grid,
 /// but early enough to hide the claim's latency.
@@ -21,7 +23,12 @@ const NO_BATCH: u32 = u32::MAX;
 /// Copies and claims until there is no tile left.
 pub fn run(block: &Block<'_, '_>) {
     let k = block.k;
-    let claims = (!block.t.form.splits_keys()).then(|| Claims::new(k, block.order.tiles, block.joined));
+    let claims = (!block.t.form.splits_keys()).then(|| {
+        let blocks = k.special(Special::NctaIdX);
+        // Of a pair, one claims.
+        let claimants = if block.pair.is_some() { blocks >> 1 } else { blocks };
+        Claims::new(k, claimants, block.order.tiles, block.joined)
+    });
     let warp = (k.special(Special::TidX) >> 5).broadcast();
     // In front of the branches: where all lanes pass, the maps' addresses are in uniform registers.
     let maps = ["q", "k", "v"].map(|name| k.tensor_map(name));
@@ -39,7 +46,8 @@ pub fn run(block: &Block<'_, '_>) {
         });
     });
     if let Some(claims) = claims {
-        k.when(warp.eq(1u32).and(claims.needed()), || k.elected(|| claims.join()));
+        let needed = block.pair.map_or(claims.needed(), |pair| claims.needed().and(pair.claims()));
+        k.when(warp.eq(1u32).and(needed), || k.elected(|| claims.join()));
     }
 }
 
@@ -49,6 +57,8 @@ struct Producer<'a, 'k> {
     q: Source<'k>,
     keys: Source<'k>,
     values: Source<'k>,
+    /// With the other block of a pair.
+    agreement: Option<Agreement<'k>>,
 }
 
 /// A tensor and the ring that it is copied to.
@@ -56,21 +66,40 @@ struct Source<'k> {
     map: TensorMap<'k>,
     stage: Stage<'k>,
     stage_bytes: u32,
+    /// The half that this block copies for its pair, and its chunks.
+    half: Option<(Reg<'k, u32>, u32)>,
 }
 
 impl<'k> Source<'k> {
     /// Copies the rows from `row` on of a head.
     fn fetch(&self, row: Reg<'k, u32>, head: Reg<'k, u32>, batch: Reg<'k, u32>) {
-        let zero = row.kernel().constant(0u32);
-        self.stage.fill(self.map, &[([zero, head, row, zero, batch], 0)], self.stage_bytes);
+        let k = row.kernel();
+        let zero = k.constant(0u32);
+        match self.half {
+            None => self.stage.fill(self.map, &[([zero, head, row, zero, batch], 0)], self.stage_bytes),
+            Some((rank, chunks)) => self.stage.fill_part(self.map, &[zero, head, row, rank * chunks, batch], rank),
+        }
     }
 }
 
 impl<'a, 'k> Producer<'a, 'k> {
     fn new(block: &'a Block<'a, 'k>, [q, keys, values]: [TensorMap<'k>; 3]) -> Self {
         let Block { k, shared, layout, .. } = *block;
-        let source = |map, ring: Ring| Source { map, stage: ring.producer(k, shared), stage_bytes: ring.stage_bytes };
-        Producer { k, block, q: source(q, layout.q), keys: source(keys, layout.k), values: source(values, layout.v) }
+        let source = |map, ring: Ring, columns: u32| {
+            let halves = block.pair.filter(|_| ring.blocks > 1);
+            let half = halves.map(|pair| (pair.rank, columns / Chunk::of(columns).columns / 2));
+            Source { map, stage: ring.producer(k, shared), stage_bytes: ring.stage_bytes, half }
+        };
+        let Tiling { head_dim, value_dim, .. } = *block.t;
+        let agreement = block.pair.map(Agreement::new);
+        Producer {
+            k,
+            block,
+            q: source(q, layout.q, head_dim),
+            keys: source(keys, layout.k, head_dim),
+            values: source(values, layout.v, value_dim),
+            agreement,
+        }
     }
 
     /// This block's share of its cluster's tile.
@@ -107,10 +136,10 @@ impl<'a, 'k> Producer<'a, 'k> {
                 self.fetch_values(n + 1, kv_head, batch);
             };
             k.each_down("block", last, claim_at, next_block);
-            claims.claim(claimed);
+            self.claim(&claims, claimed);
             k.each_down("block", claim_at, k.constant(0), next_block);
             self.fetch_values(k.constant(0), kv_head, batch);
-            let number = claims.tile(claimed.get());
+            let number = self.agree(claims.tile(claimed.get()));
             k.either(number.lt(order.tiles), || {
                 let next = order.tile(number);
                 self.fetch_keys(next.blocks - 1, order.kv_head(next.head), next.batch);
@@ -137,7 +166,7 @@ impl<'a, 'k> Producer<'a, 'k> {
             let kv_head = order.kv_head(head);
             let last = blocks - 1;
             let is_short = last.le(CLAIM_AHEAD);
-            k.when(is_short, || claims.claim(claimed));
+            k.when(is_short, || self.claim(&claims, claimed));
             self.fetch_keys(last, kv_head, batch);
             k.when(batch_before.get().ne(NO_BATCH), || self.fetch_values(k.constant(0), kv_head_before.get(), batch_before.get()));
 
@@ -146,12 +175,12 @@ impl<'a, 'k> Producer<'a, 'k> {
                 self.fetch_values(n + 1, kv_head, batch);
             };
             k.each_down("block", last, k.constant(CLAIM_AHEAD), next_block);
-            k.when(last.gt(CLAIM_AHEAD), || claims.claim(claimed));
+            k.when(last.gt(CLAIM_AHEAD), || self.claim(&claims, claimed));
             let before_q = last.min(CLAIM_AHEAD);
             let after_q = before_q.max(1) - 1;
             k.each_down("block", before_q, after_q, next_block);
 
-            let number = claims.tile(claimed.get());
+            let number = self.agree(claims.tile(claimed.get()));
             k.either(number.lt(order.tiles), || {
                 let next = order.tile(number);
                 self.announce(&next);
@@ -165,6 +194,19 @@ impl<'a, 'k> Producer<'a, 'k> {
         });
         k.note("V of the very last block");
         self.fetch_values(k.constant(0), kv_head_before.get(), batch_before.get());
+    }
+
+    /// Claims the next tile, if it is this block that claims.
+    fn claim(&self, claims: &Claims<'k>, claimed: Var<'k, u32>) {
+        match self.block.pair {
+            None => claims.claim(claimed),
+            Some(pair) => self.k.when(pair.claims(), || claims.claim(claimed)),
+        }
+    }
+
+    /// The number of the next tile, of this block or of its pair, from the claim's.
+    fn agree(&self, number: Reg<'k, u32>) -> Reg<'k, u32> {
+        self.agreement.as_ref().map_or(number, |agreement| agreement.agree(number, self.block.order.tiles))
     }
 
     fn fetch_keys(&self, n: Reg<'k, u32>, kv_head: Reg<'k, u32>, batch: Reg<'k, u32>) {
