@@ -25,9 +25,9 @@ fn small_tile(head_dim: u32) -> f64 {
 /// 128 (12 heads of 2,048 tokens, 57 against 63 us) and 240 (1.04 times), tie at 256 and lose from 384 on (0.9).
 const ALONE: f64 = 1.2;
 
-/// The constants of Hopper's kernels, fitted to 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256, and to 53 long
-/// ones, one launch after another (bf16, H200, 2026-11-30; RESULTS.md). On these dispatch picks what takes 0.5 % more than the
-/// fastest form and cluster on average, and 5 % more at worst.
+/// The constants of Hopper's kernels, fitted to 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256, and to 53 of 512
+/// to 16,384 tokens at head_dim 80 to 256, in a row of launches at the limit of power (bf16, H200, 2026-11-30; RESULTS.md). On
+/// these dispatch picks what takes 0.5 % more than the fastest form and cluster on average, and 5 % more at worst.
 mod hopper {
     /// A pair where a tile's rows are two warpgroups'.
     const PAIR: f64 = 0.576;
@@ -41,22 +41,20 @@ mod hopper {
         }
     }
 
-    /// A pair where all multiprocessors compute, by blocks that read K and V together with so many neighbours. Three warpgroups, and
-    /// neighbours, read K and V from L2 less often, which leaves more of the GPU's power to the products.
+    /// A pair where all multiprocessors compute. `neighbours`: how many blocks read K and V together, 1 if each reads its own.
+    /// Three warpgroups, and neighbours, read K and V from L2 less often, which leaves more of the GPU's power to the products.
     pub(super) fn pair(block_q: u32, neighbours: u32) -> f64 {
-        match (block_q / 64, neighbours) {
-            (0..=2, 0 | 1) => pair_alone(block_q),
-            _ => PAIR * 0.92,
-        }
+        if reads_less(block_q, neighbours) { PAIR * 0.92 } else { pair_alone(block_q) }
     }
 
-    /// Keys that going from a tile to the next costs as much as: about a step (3,800 against 2,048 clocks with one), and not less
-    /// where three warpgroups change tiles, or two blocks together.
+    fn reads_less(block_q: u32, neighbours: u32) -> bool {
+        block_q / 64 > 2 || neighbours > 1
+    }
+
+    /// What going from a tile to the next costs, in keys: about a step (3,800 clocks, where a step takes 2,048), and not less than
+    /// 96 where three warpgroups change tiles, or two blocks together.
     pub(super) fn tile_change(block_q: u32, block_kv: u32, neighbours: u32) -> u32 {
-        match (block_q / 64, neighbours) {
-            (0..=2, 0 | 1) => block_kv,
-            _ => block_kv.max(96),
-        }
+        if reads_less(block_q, neighbours) { block_kv.max(96) } else { block_kv }
     }
 
     /// How much less a pair takes where tiles follow one another, or how much more, for one warpgroup that waits at each change.
@@ -64,8 +62,8 @@ mod hopper {
         if block_q <= 64 { 1.18 } else { 0.69 }
     }
 
-    /// What a launch needs in addition to start and to end: two warpgroups of a block, and more than two of a block or a cluster. At
-    /// head_dim 128 the first is 2.4 us.
+    /// What a launch needs in addition, to start and to end: nothing with one warpgroup; some with two (2.4 us at head_dim 128);
+    /// twice that with three, or with two blocks together.
     pub(super) fn start(block_q: u32, neighbours: u32) -> f64 {
         match (block_q / 64, neighbours) {
             (0 | 1, _) => 0.0,

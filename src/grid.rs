@@ -33,8 +33,8 @@ pub(crate) struct Grid {
 enum Blocks {
     /// One for each tile.
     OnePerTile,
-    /// As many as multiprocessors, in clusters of so many, which stay and claim tiles. A tile of the grid is then as many neighbouring
-    /// ones of the kernel's.
+    /// As many as multiprocessors, which stay and claim tiles, in clusters of so many blocks. The blocks of a cluster take
+    /// neighbouring tiles of the kernel's, which the grid counts as one.
     Persistent(u32),
     /// A cluster of so many for each tile.
     Cluster(u32),

@@ -50,9 +50,9 @@ pub(crate) fn line(variant: &Variant, version: PtxVersion) -> String {
     line
 }
 
-/// `grid`; `persistent:`, how many blocks take neighbouring tiles together, `:` and the boxes of the tensor maps, columns x rows x
-/// chunks of q, k, v and o; or, where the keys
-/// of a tile are split, `split:`, the sizes that a cluster can have, `:` and the boxes.
+/// `grid`; `persistent:`, how many blocks take neighbouring tiles together, `:` and the boxes of the tensor maps, columns x
+/// rows x chunks of q, k, v and o; or, where the keys of a tile are split, `split:`, the sizes that a cluster can have, `:` and
+/// the boxes.
 fn launch(variant: &Variant) -> String {
     match variant.family.launch {
         Launch::Grid => "grid".to_owned(),

@@ -106,8 +106,8 @@ pub enum Form {
     Main,
     /// More query rows a block, which read keys and values less often: for many tiles of many keys.
     Long,
-    /// Large tiles of which two neighbours of a head go to the two blocks of a cluster at once, which keep in step, so that the
-    /// keys leave L2 once for both. Where many keys are seen, the GPU is short of power, and that takes less.
+    /// Large tiles, two neighbours of a head at once, for the two blocks of a cluster. They keep in step, so that keys and values
+    /// leave L2 once for both: that takes less power, of which the GPU is short where many keys are seen.
     Paired,
     /// Fewer query rows a block: under the causal mask fewer keys that a row does not see, which counts over few keys.
     Medium,

@@ -144,10 +144,10 @@ fn hopper_kernels_wait_before_they_copy() {
     }
 }
 
-/// Blocks of a cluster access each other's memory between two barriers of the cluster only, each one arrival and one wait behind it.
-/// Where they split keys, the first says that every block is ready, and orders no writes; the second, that all shares are there. Where
-/// they take neighbouring tiles, the first says that both run, with their barriers initialised, and the second that neither accesses
-/// the other any more. Other kernels have nothing of that. Those that split keys claim no tiles.
+/// Blocks of a cluster access each other's memory between two barriers of the cluster only, each one arrival and one wait behind
+/// it. Where they split keys, the first says that every block is ready, and orders no writes; the second, that all shares are
+/// there. Where they take neighbouring tiles, the first says that both run, with their barriers initialised, and the second that
+/// neither accesses the other any more. Other kernels have nothing of that. Those that split keys claim no tiles.
 #[test]
 fn clusters_access_each_other_between_two_barriers() {
     for name in names("prefill_wgmma_") {

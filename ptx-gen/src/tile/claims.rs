@@ -1,7 +1,8 @@
 //! Tiles for the blocks of a persistent grid, claimed one by one without memory from the caller.
 //!
-//! Claimant i takes tile i first: a block, or of two that take neighbouring tiles together the first. Every further tile is claimed by an atomic increment of a counter that belongs to the
-//! grid. Counters live in a table of the module, `.global` and zero when the module is loaded:
+//! A claimant is a block or, where two blocks take neighbouring tiles together, the first of the two. Claimant i takes tile i
+//! first. Every further tile is claimed by an atomic increment of a counter that belongs to the grid. Counters live in a table
+//! of the module, `.global` and zero when the module is loaded:
 //! ```text
 //! entry = { tag: 40 bits, next: 24 bits }     0: free
 //! tag   = %gridid + 1
@@ -57,23 +58,23 @@ const DISPLACED: u32 = ENTRIES + 1;
 pub struct Claims<'k> {
     k: &'k Kernel,
     table: Ptr<'k, Global, Word>,
-    /// Blocks of the grid that claim.
-    blocks: Reg<'k, u32>,
+    /// How many claim: see above.
+    claimants: Reg<'k, u32>,
     tiles: Reg<'k, u32>,
     /// Where the grid's entry is, from the thread that joins to the one that claims.
     joined: Handoff<'k>,
 }
 
 impl<'k> Claims<'k> {
-    /// The claims of this grid, by `blocks` of its blocks, for `tiles` tiles.
-    pub fn new(k: &'k Kernel, blocks: Reg<'k, u32>, tiles: Reg<'k, u32>, joined: Handoff<'k>) -> Self {
+    /// The claims of this grid, by so many claimants, for `tiles` tiles.
+    pub fn new(k: &'k Kernel, claimants: Reg<'k, u32>, tiles: Reg<'k, u32>, joined: Handoff<'k>) -> Self {
         let table = Ptr::from_address(k.module_table("tile_claims", ENTRIES + 2));
-        Claims { k, table, blocks, tiles, joined }
+        Claims { k, table, claimants, tiles, joined }
     }
 
-    /// Whether there are more tiles than blocks.
+    /// Whether there are more tiles than claimants.
     pub fn needed(&self) -> Reg<'k, bool> {
-        self.tiles.gt(self.blocks)
+        self.tiles.gt(self.claimants)
     }
 
     /// Claims a tile if it is needed, once the grid's entry is known. The claim travels until [`Self::tile`] looks at it.
@@ -97,7 +98,7 @@ impl<'k> Claims<'k> {
                 self.displaced().atomic_add(u64::MAX);
             });
         });
-        next + self.blocks
+        next + self.claimants
     }
 
     /// Finds this grid's entry, or writes it.

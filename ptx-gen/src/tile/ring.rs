@@ -1,8 +1,10 @@
 //! Rings of buffers in shared memory, which a producer fills by tensor copies and consumers read.
 //!
 //! Each stage has two barriers: *full* completes when the bytes of a copy have arrived, *empty* when every reader has
-//! released it. Both sides walk the ring on their own and count parities: a barrier's phase flips each time around. Two blocks of a
-//! cluster may fill a ring together: then each copies a part to both, and the readers of both release a stage to both.
+//! released it. Both sides walk the ring on their own and count parities: a barrier's phase flips each time around.
+//!
+//! Two blocks of a cluster may fill a ring together: then each copies a part to both, and the readers of both release a stage to
+//! both.
 
 use super::stream::NoteWord;
 use crate::ptx::builder::Kernel;

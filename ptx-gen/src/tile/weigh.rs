@@ -1,8 +1,9 @@
 //! Softmax weights against a fixed reference: the rows of a warp in a warpgroup's accumulators.
 //!
 //! A block's weights are 2^(scale S - m), where m is *not* the running maximum: it is the maximum over the first 64 columns
-//! of the row's first block, and moves to the running maximum only if a block's weights grow beyond [`LIMIT`]. Softmax does
-//! not depend on m; only range and rounding do:
+//! of the row's first block, a little above for rows that see few of them ([`headroom`]), and moves to the running maximum only
+//! if a block's weights grow beyond [`LIMIT`]. Masked blocks are few: there m is the running maximum. Softmax does not depend
+//! on m; only range and rounding do:
 //! - Weights are f32 with 2^127 of headroom. If they exceed it, the block is computed anew against the right m.
 //! - Packed in 16 bits, weights round best just below 1, and 1 itself is exact. That matters where a few keys carry the mass,
 //!   and most of those outgrow the limit; among many keys of like weight the errors average out.
@@ -78,8 +79,8 @@ impl<'k, E: Weight> Rows<'k, E> {
         self.p[from as usize / 4..].iter().for_each(|p| p.set(zero));
     }
 
-    /// Starts a tile: the reference comes from the first 64 columns of its first block. `seen` is how many keys of that each row
-    /// sees, if not all see many.
+    /// Starts a tile: the reference comes from the first 64 columns of its first block. `seen`: how many keys of that block
+    /// each row sees, wanted where some rows may see few.
     pub fn start(&self, scores: &Scores<'k>, seen: Option<&PerRow<Reg<'k, i32>>>) {
         let largest = &scores.first_fragments((REFERENCE_KEYS / N8) as usize).row_max() * self.scale_log2;
         self.m.set(&self.first_reference(largest, seen));
@@ -152,8 +153,8 @@ impl<'k, E: Weight> Rows<'k, E> {
         }
     }
 
-    /// Starts a tile with a block in which some keys are masked (-inf), with the maximum found exactly, and takes its weights. Each
-    /// row sees `seen` keys of it.
+    /// Starts a tile with a block in which some keys are masked (-inf), and takes its weights. The maximum is found exactly; each
+    /// row sees `seen` keys of the block.
     pub fn start_masked(&self, scores: &Scores<'k>, seen: &PerRow<Reg<'k, i32>>) {
         let m = self.first_reference(&scores.row_max() * self.scale_log2, Some(seen));
         let p = scores.weights(self.scale_log2, &m.zero_if_unseen());
@@ -162,7 +163,8 @@ impl<'k, E: Weight> Rows<'k, E> {
         self.l.set(&self.block.get());
     }
 
-    /// Takes a block in which some keys are masked (-inf), with the maximum found exactly. `o` is the sum over the earlier blocks.
+    /// Takes a block in which some keys are masked (-inf), with the maximum found exactly. `o` is the sum over the blocks
+    /// before.
     pub fn take_masked(&self, scores: &Scores<'k>, o: &Accumulator<'k>) {
         let old = self.m.get();
         let m = old.max(&(&scores.row_max() * self.scale_log2));
@@ -223,9 +225,10 @@ impl<'k> Merged<'k> {
     }
 }
 
-/// How far above its largest score, in log2 units, the reference of a row is that sees so few keys of its first block: as if it saw
-/// 64, log2(64 / seen) rounded up, which in the next block it may. Under the causal mask about one row of a tile would outgrow
-/// its reference otherwise. Whole numbers do not change how weights round (of f16, down to 2^-14).
+/// How far above its largest score the reference of a row starts that sees few keys of its first block, in log2 units:
+/// log2(64 / seen), rounded up. Its next block may have many more keys, and under the causal mask about one row of a tile would
+/// outgrow its reference there. Whole numbers do not change how weights round (of f16, down to 2^-14). A row that sees nothing
+/// keeps -inf, whatever this gives.
 fn headroom<'k>(seen: Reg<'k, i32>) -> Reg<'k, f32> {
     const REFERENCE_LOG2: i32 = REFERENCE_KEYS.ilog2() as i32;
     let log2 = (seen.to_f32().reinterpret::<u32>() >> 23).to_i32() - 127;

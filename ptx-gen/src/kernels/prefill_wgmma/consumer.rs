@@ -117,7 +117,7 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
             let tile = self.await_tile();
             stream.when(tile.blocks.eq(0u32));
             let mut part = self.part(tile);
-            if self.block.passes_over_blocks() {
+            if self.block.passes_over_first() {
                 part = part.without_unseen_block();
                 self.when_passed_over(&part, &self.keys, self.one_of_warp);
                 self.turns.take_if(part.passed_over);
@@ -134,15 +134,18 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         self.output.finish();
     }
 
-    /// Hands back unread what belongs to a block that was passed over. Where one thread does it for the warpgroup, only its
+    /// Hands back unread what belongs to a block that is passed over. Where one thread does it for the warpgroup, only its
     /// warp waits: nothing holds the warps together here, and for one that looked late the stage could have come round, full
     /// with the same parity as before.
+    fn hand_back_unread(&self, input: &Input<'k>, by: Reg<'k, bool>) {
+        self.k.when(by.in_any_lane(), || input.stage.await_full());
+        input.release(by);
+    }
+
+    /// Hands back what belongs to the first block if it was passed over.
     fn when_passed_over(&self, part: &Part<'a, 'k>, input: &Input<'k>, by: Reg<'k, bool>) {
         if let Some(passed_over) = part.passed_over {
-            self.k.when(passed_over, || {
-                self.k.when(by.in_any_lane(), || input.stage.await_full());
-                input.release(by);
-            });
+            self.k.when(passed_over, || self.hand_back_unread(input, by));
         }
     }
 
@@ -160,10 +163,8 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
     fn pass_over(&self, unseen: Reg<'k, u32>) {
         let k = self.k;
         k.each_down("unseen block", unseen, k.constant(0), |_| {
-            for (input, by) in [(&self.keys, self.one_of_warp), (&self.values, self.one_of_warpgroup)] {
-                k.when(by.in_any_lane(), || input.stage.await_full());
-                input.release(by);
-            }
+            self.hand_back_unread(&self.keys, self.one_of_warp);
+            self.hand_back_unread(&self.values, self.one_of_warpgroup);
             self.turns.begin_products();
             self.turns.end_products();
         });
@@ -183,20 +184,21 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
             self.q.release(self.one_of_warp);
             let mut next = self.await_tile();
             stream.when(next.blocks.eq(0u32));
-            if self.block.passes_over_many() {
-                let unseen = self.part(next).unseen_blocks();
+            let unseen = self.block.passes_over_many().then(|| self.part(next).unseen_blocks());
+            if let Some(unseen) = unseen {
                 next = self.part(next).without(unseen).tile;
-                half.set(self.takes_half(next));
-                self.values.stage.await_full();
-                k.either(unseen.ne(0u32), || self.end_tile_then_pass_over(acc, &tile.get(), unseen)).otherwise(|| {
-                    self.keys.stage.await_full();
-                    self.half_or_whole(half.get(), |keys| self.change_tile(acc, &tile.get(), keys));
-                });
-            } else {
-                half.set(self.takes_half(next));
-                self.values.stage.await_full();
+            }
+            half.set(self.takes_half(next));
+            self.values.stage.await_full();
+            let change = |acc: &mut Accumulators<'k>| {
                 self.keys.stage.await_full();
                 self.half_or_whole(half.get(), |keys| self.change_tile(acc, &tile.get(), keys));
+            };
+            match unseen {
+                None => change(acc),
+                Some(unseen) => {
+                    k.either(unseen.ne(0u32), || self.end_tile_then_pass_over(acc, &tile.get(), unseen)).otherwise(|| change(acc));
+                }
             }
             tile.set(&next);
         });
@@ -270,6 +272,7 @@ impl<'a, 'k, E: Weight> Consumer<'a, 'k, E> {
         let k = self.k;
         k.note("The first block: S is there");
         let scores = Scores::of(&acc.s, keys);
+        // `visible` counts from the lane's first column, this from the block's.
         let column = (Lanes::new(k).in_quad << 1).to_i32();
         let in_block = visible.map(|visible| visible + column);
         let simple = |masked_from: u32| {

@@ -22,9 +22,9 @@
 //!    keys. Where the diagonal leaves a warpgroup half of its first block, it takes that half only: without, 389/591/675/702.
 //! 6. Warpgroups issue their products in [`turns`], so that one multiplies while another is at its exponentials.
 //! 7. l sums the weights after rounding, per lane, and over the four lanes that share a row only at the end.
-//! 8. For many keys, tiles of three warpgroups, or two blocks that work on neighbouring tiles as a [`pair`], read K and V from L2 less
-//!    often. That takes power, of which the GPU is short when all its tensor cores multiply: 16 heads of 16k causal tokens 1,647 to
-//!    1,565 us in a row of launches.
+//! 8. For many keys, tiles of three warpgroups, or two blocks that work on neighbouring tiles as a [`pair`], read K and V from
+//!    L2 less often. That takes power, of which the GPU is short when all its tensor cores multiply: 16 heads of 16k causal
+//!    tokens 1,647 to 1,565 us in a row of launches.
 //! 9. The split form is for few rows over many keys: a tile takes (token, query head) pairs, so that K and V are read once
 //!    per group, and the blocks of a cluster [`share`] its keys, and then the columns of its output. 64 tokens over 4,096 keys,
 //!    32 heads over 8: 15.7 us, against 33.5 in the short form.
@@ -257,16 +257,16 @@ impl Block<'_, '_> {
         self.is_causal() || self.t.head_dim > 128
     }
 
-    /// Whether a warpgroup passes over all blocks of a tile of which the diagonal leaves it nothing: where the first of those that
-    /// walk the same keys sees at least one block less than the last. With one buffer for Q, ptxas then takes the addresses of
-    /// products out of uniform registers (R2UR): 340 instructions a step instead of 247 at head_dim 256.
+    /// Whether a warpgroup passes over all blocks of a tile of which the diagonal leaves it nothing: where the first of the
+    /// warpgroups that walk the same keys sees at least one block less than the last. Not with one buffer for Q: ptxas then moves
+    /// the products' descriptors out of uniform registers (R2UR), 340 instructions a step instead of 247 at head_dim 256.
     fn passes_over_many(&self) -> bool {
         let rows_apart = self.t.block_q * self.t.form.neighbours() - WARPGROUP_ROWS;
         self.is_causal() && rows_apart >= self.t.block_kv && self.layout.q.stages == 2
     }
 
-    /// Whether a warpgroup passes over a tile's first block if the diagonal leaves it nothing of that.
-    fn passes_over_blocks(&self) -> bool {
+    /// Whether a warpgroup passes over a tile's first block, and no other, if the diagonal leaves it nothing of that.
+    fn passes_over_first(&self) -> bool {
         self.is_causal() && self.t.block_kv == part::HALF && self.layout.q.stages == 1
     }
 }

@@ -1,19 +1,21 @@
 //! How the two blocks of a cluster work on neighbouring tiles of a head, and read its keys and values from L2 once for both.
 //!
-//! Both walk the keys that the second one's rows see, in step. Each block copies one half of the columns of every block of keys and
-//! of values, to the same place in both (multicast), and a stage is full where both halves have come. It is empty when the consumers
-//! of both blocks have released it, which they tell both producers.
+//! Both walk the keys that the second one's rows see, in step. Each block copies one half of the columns of every block of
+//! keys and of values, to the same place in both (multicast); a stage is full when both halves have come. It is empty when the
+//! consumers of both blocks have released it, which they tell both producers.
 //!
 //! Why no copy meets a buffer in use, and nobody waits forever:
-//! 1. A producer sends its half of a stage after the consumers of both blocks have released what was there, so a stage is never
-//!    filled while it is read. It may come before the other producer has announced the bytes of the stage: a barrier counts bytes
-//!    down as well, and its phase cannot end before its one arrival, which announces them.
-//! 2. Both producers fill K and V in the same order, for the same number of blocks, so what one waits for the other has filled or
-//!    will fill without waiting for more than the first does.
-//! 3. The first block's producer claims tiles for both, and sends the numbers: each after the one before was read, so none is lost.
-//!    The last number is not answered, and nobody waits for that.
-//! 4. No block ends before the other: the consumers of both meet at the end, when all copies have come and all releases are made. The
-//!    producers' threads have ended then, or end without touching the other block, and are not waited for.
+//! 1. A producer sends its half of a stage only after the consumers of both blocks have released what was there, so no stage is
+//!    filled while it is read. Its bytes may reach the other block before that block's producer has announced them. That does
+//!    no harm: the barrier's count of bytes goes below zero meanwhile, and its phase ends only after its one arrival, which
+//!    announces them.
+//! 2. Both producers fill K and V in the same order, for the same number of blocks. So a half that is missing in one block is
+//!    the other producer's next one or an earlier one, and that producer waits for nothing that comes later in the order.
+//! 3. The first block's producer claims tiles for both and sends the numbers, each after the second has read the one before:
+//!    none is overwritten. The number that ends the stream is not acknowledged, and nobody waits for that.
+//! 4. Neither block ends before the other is done with its memory: the consumers of both meet at the end, when all copies have
+//!    come and all releases are made. The producers' threads have ended by then, or end without touching the other block, and
+//!    are not waited for.
 
 use crate::ptx::builder::Kernel;
 use crate::ptx::inst::Special;
@@ -89,7 +91,7 @@ impl<'k> Agreement<'k> {
         Agreement { pair, parity: pair.k.var(0u32) }
     }
 
-    /// The first block's `number`, in both; `end` and what is above are the last.
+    /// The first block's `number`, in both blocks. `end` and numbers above it end the stream.
     pub fn agree(&self, number: Reg<'k, u32>, end: Reg<'k, u32>) -> Reg<'k, u32> {
         let Agreement { pair, mut parity } = *self;
         let (k, here, there) = (pair.k, pair.shared, pair.other);

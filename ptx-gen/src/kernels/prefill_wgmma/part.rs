@@ -93,7 +93,8 @@ impl<'a, 'k> Part<'a, 'k> {
         Part { tile: QueryTile { blocks, ..self.tile }, passed_over: Some(unseen), ..self }
     }
 
-    /// Blocks, from the tile's first one on, of which the rows see nothing; the last one is not counted.
+    /// How many blocks, from the tile's first (rightmost) one on, the rows see nothing of. Never all: the leftmost is not
+    /// counted.
     pub fn unseen_blocks(&self) -> Reg<'k, u32> {
         let unseen_keys = (self.keys_in_first() - self.block_kv() as i32).min(0);
         let unseen_keys = (self.block.k.constant(0i32) - unseen_keys).to_u32();

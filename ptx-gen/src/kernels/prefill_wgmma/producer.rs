@@ -66,7 +66,7 @@ struct Source<'k> {
     map: TensorMap<'k>,
     stage: Stage<'k>,
     stage_bytes: u32,
-    /// The half that this block copies for its pair, and its chunks.
+    /// Where blocks of a pair copy a half each: this block's rank, which is the number of its half, and the chunks of a half.
     half: Option<(Reg<'k, u32>, u32)>,
 }
 
@@ -87,7 +87,7 @@ impl<'a, 'k> Producer<'a, 'k> {
         let Block { k, shared, layout, .. } = *block;
         let source = |map, ring: Ring, columns: u32| {
             let halves = block.pair.filter(|_| ring.blocks > 1);
-            let half = halves.map(|pair| (pair.rank, columns / Chunk::of(columns).columns / 2));
+            let half = halves.map(|pair| (pair.rank, columns / Chunk::of(columns).columns / ring.blocks));
             Source { map, stage: ring.producer(k, shared), stage_bytes: ring.stage_bytes, half }
         };
         let Tiling { head_dim, value_dim, .. } = *block.t;
@@ -204,7 +204,7 @@ impl<'a, 'k> Producer<'a, 'k> {
         }
     }
 
-    /// The number of the next tile, of this block or of its pair, from the claim's.
+    /// The number of the next tile: that of this block's claim, or of the first block's where two work as a pair.
     fn agree(&self, number: Reg<'k, u32>) -> Reg<'k, u32> {
         self.agreement.as_ref().map_or(number, |agreement| agreement.agree(number, self.block.order.tiles))
     }
