@@ -206,9 +206,8 @@ fn schedule(text: &str) -> Result<Schedule> {
     match text.split(':').collect::<Vec<_>>()[..] {
         ["grid"] => Ok(Schedule::Grid),
         ["persistent", cluster, boxes] => {
-            let blocks = cluster.parse().ok().filter(|blocks| (1..=MOST_BLOCKS).contains(blocks));
             let expected = || format!("launch={text}: '{cluster}': expected the size of a cluster, 1 to {MOST_BLOCKS} blocks");
-            let blocks = blocks.with_context(expected)?;
+            let blocks = cluster_size(cluster).with_context(expected)?;
             Ok(Schedule::Persistent(four_boxes(boxes)?, blocks))
         }
         ["split", clusters, boxes] => {
@@ -222,9 +221,12 @@ fn schedule(text: &str) -> Result<Schedule> {
 /// The most blocks that a cluster can have on every GPU (CUDA programming guide, "Thread Block Clusters").
 const MOST_BLOCKS: u32 = 8;
 
+fn cluster_size(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|blocks| (1..=MOST_BLOCKS).contains(blocks))
+}
+
 fn cluster_sizes(text: &str) -> Result<Vec<u32>> {
-    let sizes = text.split(',').map(|size| size.parse().ok().filter(|blocks| (1..=MOST_BLOCKS).contains(blocks)));
-    let sizes: Option<Vec<u32>> = sizes.collect();
+    let sizes: Option<Vec<u32>> = text.split(',').map(cluster_size).collect();
     sizes.with_context(|| format!("launch: '{text}': expected sizes of clusters such as 1,2,4, of 1 to {MOST_BLOCKS} blocks"))
 }
 

@@ -20,8 +20,7 @@ use crate::ptx::warpgroup::Accumulator;
 /// Sum of a lane's weights of one block that calls for a new reference. 32 weights, none above 1, stay below it whatever the
 /// noise in [`Weight::row_sums`]: a row that does not grow moves nothing. Against FlashAttention-3's errors, simulated for 256
 /// to 2,048 keys in blocks of 128, 34 gives 1.04 at most on four equal sinks, and 64 gives 1.12. With scores of standard
-/// deviation 1 a warp's rows exceed it in one block of 500 at most, but for rows that see few keys of their first block; with
-/// 2, in one of 6 to 12.
+/// deviation 1 a warp's rows exceed it in one block of 500 at most; with 2, in one of 6 to 12.
 const LIMIT: f32 = 34.0;
 
 /// Sum beyond which weights may have overflowed: the block is computed anew.
