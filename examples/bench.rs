@@ -95,13 +95,18 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, Stri
     if options.shapes.is_empty() {
         return Err("there is no shape to time".to_owned());
     }
-    let splits = |name: &String| catalog().iter().any(|entry| entry.name == name && matches!(entry.schedule, Schedule::Split { .. }));
-    match &options.entry {
-        entry if options.cluster.is_some() && !entry.as_ref().is_some_and(splits) => {
-            Err("--cluster needs the --entry of a kernel that splits the keys of a tile".to_owned())
+    let entry = options
+        .entry
+        .as_ref()
+        .map(|name| catalog().iter().find(|entry| entry.name == name).ok_or_else(|| format!("this build has no kernel '{name}'")));
+    let schedule = entry.transpose()?.map(|entry| entry.schedule);
+    match (options.cluster, schedule) {
+        (None, _) => Ok(Some(options)),
+        (Some(blocks), Some(Schedule::Split { clusters, .. })) if clusters.contains(&blocks) => Ok(Some(options)),
+        (Some(blocks), Some(Schedule::Split { clusters, .. })) => {
+            Err(format!("--cluster {blocks}: the kernel works in clusters of {clusters:?} blocks"))
         }
-        Some(name) if catalog().iter().all(|entry| entry.name != name) => Err(format!("this build has no kernel '{name}'")),
-        _ => Ok(Some(options)),
+        (Some(_), _) => Err("--cluster needs the --entry of a kernel that splits the keys of a tile".to_owned()),
     }
 }
 
