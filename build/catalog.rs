@@ -83,6 +83,7 @@ fn entry(text: &mut String, kernel: &Kernel, assembled: &Assembled, checker: &st
     field("block_kv", &v.block_kv);
     field("threads", &v.threads);
     field("shared_bytes", &v.shared_bytes);
+    field("blocks_per_sm", &v.blocks_per_sm);
     field("schedule", &schedule_literal(&v.schedule));
     field("models", &format!("{:?}", v.models));
     field("cubins", &format!("&[{cubins}]"));

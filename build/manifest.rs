@@ -111,6 +111,8 @@ pub struct Variant {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
+    /// Blocks for which a multiprocessor has room.
+    pub blocks_per_sm: u32,
     /// How its tiles are shared out.
     pub schedule: Schedule,
     /// Largest spill, stores and loads in bytes, that ptxas may report.
@@ -191,6 +193,7 @@ fn variant(line: &str) -> Result<Variant> {
         block_kv: fields.number("block_kv")?,
         threads: fields.number("threads")?,
         shared_bytes: fields.number("shared_bytes")?,
+        blocks_per_sm: fields.number("blocks_per_sm")?,
         schedule: schedule(fields.get("launch")?)?,
         spill_bytes: fields.number("spill_bytes")?,
         ptx_version: ptx_version(fields.get("ptx_version")?)?,

@@ -32,6 +32,8 @@ pub struct Entry {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
+    /// Blocks for which a multiprocessor has room, on the GPUs that it was made for.
+    pub blocks_per_sm: u32,
     /// How tiles are shared out among blocks.
     pub schedule: Schedule,
     /// Published models whose heads it was made for: with this head_dim and ratio, or without groups where it takes every ratio.

@@ -25,7 +25,7 @@ fn small_tile(head_dim: u32) -> f64 {
 /// 128 (12 heads of 2,048 tokens, 57 against 63 us) and 240 (1.04 times), tie at 256 and lose from 384 on (0.9).
 const ALONE: f64 = 1.2;
 
-/// The constants of Hopper's kernels, fitted to 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256, and to 53 of 512
+/// The constants of Hopper's kernels, fitted to 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256 (and again to 58 where keys are split), and to 53 of 512
 /// to 16,384 tokens at head_dim 80 to 256, in a row of launches at the limit of power (bf16, H200, 2026-11-30; RESULTS.md). On
 /// these dispatch picks what takes 0.5 % more than the fastest form and cluster on average, and 5 % more at worst.
 mod hopper {
@@ -72,13 +72,24 @@ mod hopper {
         }
     }
 
-    /// What the clusters need that merge shares, of 64 rows and of more.
+    /// What clusters need that merge shares, of 64 rows and of more, and of 64 where two blocks share a multiprocessor.
     pub(super) const START_SMALL_SHARES: f64 = 14_000.0;
     pub(super) const START_SHARES: f64 = 38_000.0;
+    pub(super) const START_SHARED: f64 = 26_000.0;
 
-    /// The part of the multiprocessors that clusters of more than 2 find: all blocks of one share a GPC, and GPCs differ. Of an
-    /// H200's 132, 66 clusters of 2, 30 of 4 and 15 of 8 at once (cuOccupancyMaxActiveClusters).
-    pub(super) const IN_CLUSTERS: f64 = 0.91;
+    /// How much longer a pair takes where two blocks of one warpgroup share a multiprocessor, each of which computes while the
+    /// other waits.
+    pub(super) const SHARED: f64 = 1.35;
+
+    /// How many clusters of 1 to 8 blocks run at once on the 132 multiprocessors of an H200, with one block each and with two
+    /// (cuOccupancyMaxActiveClusters; 7: what was seen to run). All blocks of one share a GPC, and GPCs differ.
+    const CLUSTERS: [[f64; 8]; 2] = [[132.0, 66.0, 39.0, 30.0, 22.0, 17.0, 15.0, 15.0], [264.0, 132.0, 83.0, 66.0, 47.0, 39.0, 33.0, 30.0]];
+
+    /// How many clusters of so many blocks run at once, of which `blocks_per_sm` share a multiprocessor.
+    pub(super) fn clusters_at_once(multiprocessors: f64, blocks_per_sm: u32, cluster: u32) -> f64 {
+        let of_h200 = CLUSTERS[blocks_per_sm.clamp(1, 2) as usize - 1][cluster.clamp(1, 8) as usize - 1];
+        (multiprocessors / 132.0 * of_h200).floor().max(1.0)
+    }
 }
 
 /// Shared memory that the driver keeps of each block (CUDA programming guide, "Compute capabilities"); a multiprocessor
@@ -141,15 +152,25 @@ fn persistent(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability)
     [start + all.max(longest), all]
 }
 
-/// Clusters take one tile each. As many as fit run at once, then as many again.
+/// Clusters take one tile each. As many as fit run at once, then as many again; the last ones may have multiprocessors for
+/// themselves that others had to share.
 fn split(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
-    let (rows, step, cluster) = (f64::from(entry.block_q), f64::from(entry.block_kv), f64::from(grid.cluster().max(1)));
-    let start = if entry.block_q < LARGE_ROWS { hopper::START_SMALL_SHARES } else { hopper::START_SHARES };
-    // Merging takes as long as a step.
-    let tile = |keys: f64| start + rows * step * ((keys / step / cluster).ceil() + 1.0) * hopper::pair_alone(entry.block_q);
-    let usable = if cluster > 2.0 { hopper::IN_CLUSTERS } else { 1.0 };
-    let at_once = (multiprocessors(device) * usable / cluster).floor().max(1.0);
-    let turns = (grid.tiles() as f64 / at_once).ceil();
-    let all = turns * tile(keys_of_a_row(problem));
-    [all.max(tile(f64::from(problem.shape().kv_len))), all]
+    let (rows, step, cluster) = (f64::from(entry.block_q), f64::from(entry.block_kv), grid.cluster().max(1));
+    let at_once = |blocks_per_sm| hopper::clusters_at_once(multiprocessors(device), blocks_per_sm, cluster);
+    // The time of `clusters` that run at once. Merging takes as long as a step.
+    let turn = |clusters: f64, keys: f64| {
+        let steps = (keys / step / f64::from(cluster)).ceil() + 1.0;
+        let work = rows * step * steps * hopper::pair_alone(entry.block_q);
+        match (entry.block_q < LARGE_ROWS, clusters > at_once(1)) {
+            (true, true) => hopper::START_SHARED + work * hopper::SHARED,
+            (true, false) => hopper::START_SMALL_SHARES + work,
+            (false, _) => hopper::START_SHARES + work,
+        }
+    };
+    let (tiles, at_once) = (grid.tiles() as f64, at_once(entry.blocks_per_sm));
+    let before = (tiles / at_once).ceil() - 1.0;
+    let last = tiles - before * at_once;
+    let keys = keys_of_a_row(problem);
+    let all = before * turn(at_once, keys) + turn(last, keys);
+    [all.max(turn(last, f64::from(problem.shape().kv_len))), all]
 }

@@ -325,6 +325,7 @@ mod tests {
             block_kv: 128,
             threads: 128,
             shared_bytes: 0,
+            blocks_per_sm: 1,
             schedule,
             models: "",
             cubins: &[],

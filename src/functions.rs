@@ -123,6 +123,7 @@ mod tests {
             block_kv: 64,
             threads: 128,
             shared_bytes: 0,
+            blocks_per_sm: 1,
             schedule: crate::catalog::Schedule::Grid,
             models: "",
             cubins: &[],

@@ -57,7 +57,7 @@ fn a_launch_passes_problem_grid_and_block() {
         assert_eq!(device.supports(&problem).expect("served").entry.name, "packed");
 
         let (seen, params) = last_launch(fake);
-        assert_eq!((seen.sizes, seen.stream), ([2, 4, 3, 256, 1, 1, 65_536, 1, 0], STREAM));
+        assert_eq!((seen.sizes, seen.stream), ([2, 4, 3, 256, 1, 1, 65_536, 1, 0, 0], STREAM));
         assert!(seen.context_is_current && seen.is_ready);
         let PrefillParams { q, k, v, o, lse, .. } = params;
         assert_eq!([q, k, v, o, lse], [0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000, 0x6000_0000]);
@@ -71,7 +71,7 @@ fn a_launch_passes_problem_grid_and_block() {
         let full = Problem::prefill(DType::BF16, SHAPE).build().expect("legal");
         assert_eq!(launch(&device, &full, POINTERS, STREAM).expect("launched").grid, [8, 2, 3], "100 rows in tiles of 64, per query head");
         let (seen, params) = last_launch(fake);
-        assert_eq!((seen.sizes, params.lse, params.causal), ([8, 2, 3, 128, 1, 1, 40_000, 1, 0], 0, 0));
+        assert_eq!((seen.sizes, params.lse, params.causal), ([8, 2, 3, 128, 1, 1, 40_000, 1, 0, 0], 0, 0));
         assert!(seen.is_ready);
     });
 }

@@ -47,7 +47,7 @@ fn a_persistent_launch_passes_tensor_maps() {
         assert_eq!((launched.choice.entry.name, launched.grid), ("persistent", [132, 1, 1]), "a block for each multiprocessor");
 
         let (seen, params): (_, PrefillTmaParams) = fake.last_launch().expect("a launch");
-        assert_eq!(seen.sizes, [132, 1, 1, 256, 1, 1, 65_536, 1, 0]);
+        assert_eq!(seen.sizes, [132, 1, 1, 256, 1, 1, 65_536, 1, 0, 0]);
         let (bf16, swizzled) = (9_u64 << 32, 3);
         let map = |address, extents: [u64; 5], strides: [u64; 4], rows| {
             let mut words = vec![address, bf16 | swizzled];
@@ -117,6 +117,8 @@ fn a_split_launch_packs_a_groups_heads_into_clusters() {
             assert!(launched.to_string().contains("; the query heads of a group packed, their keys split among blocks; "), "{launched}");
             let copied = |map: [u64; 16]| map[11..].to_vec();
             assert_eq!((seen.sizes[0], seen.sizes[7]), (params.tiles * launched.cluster, launched.cluster));
+            // The driver is asked to balance the load where there are more blocks than multiprocessors.
+            assert_eq!(seen.sizes[8], if seen.sizes[0] > device.capability().multiprocessors { 2 } else { 0 });
             (
                 [params.tiles, params.heads, params.packed_heads, params.tile_tokens],
                 copied(params.q.0),
@@ -127,7 +129,8 @@ fn a_split_launch_packs_a_groups_heads_into_clusters() {
         // 64 rows are 12 tokens of 5 heads: 5 tiles for each of 2 KV heads, which clusters of 4 spread over 40 blocks.
         assert_eq!(on(10, 2), ([10, 2, 5, 12], vec![64, 5, 12, 1, 1], vec![16, 5, 12, 1, 1], 4));
         assert_eq!(on(2, 2), ([2, 2, 1, 64], vec![64, 1, 64, 1, 1], vec![16, 1, 64, 1, 1], 4));
-        assert_eq!(on(64, 1), ([50, 1, 64, 1], vec![64, 64, 1, 1, 1], vec![16, 64, 1, 1, 1], 2), "50 clusters of 4 do not fit");
+        assert_eq!(on(64, 1), ([50, 1, 64, 1], vec![64, 64, 1, 1, 1], vec![16, 64, 1, 1, 1], 4), "two blocks share a multiprocessor");
+        assert_eq!(on(128, 2), ([100, 2, 64, 1], vec![64, 64, 1, 1, 1], vec![16, 64, 1, 1, 1], 2), "100 clusters of 4 do not fit");
         let shape = Shape { batch: 1, q_len: 1, kv_len: 4096, q_heads: 65, kv_heads: 1, head_dim: 128 };
         let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
         let refused =
@@ -176,7 +179,7 @@ fn a_launch_is_programmatic_where_it_can_be() {
                 assert_eq!(launched.programmatic, allowed && name != "by_address", "{launched}");
                 assert_eq!(launched.to_string().ends_with(", launched programmatically"), launched.programmatic, "{launched}");
                 let (seen, _) = fake.last_launch::<[u8; 0]>().expect("a launch");
-                assert_eq!(seen.sizes[7..], [launched.cluster, u32::from(launched.programmatic)], "{launched}");
+                assert_eq!([seen.sizes[7], seen.sizes[9]], [launched.cluster, u32::from(launched.programmatic)], "{launched}");
             }
         }
     });

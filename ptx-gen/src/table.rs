@@ -93,10 +93,10 @@ const fn row(precision: Precision, head_dim: u32, heads: Heads, form: Form, tile
     Row { precision, heads, tiling }
 }
 
-/// A row of the Hopper family: (block_q, block_kv, warps).
-const fn hopper((head_dim, value_dim): (u32, u32), heads: Heads, form: Form, blocks: (u32, u32, u32)) -> Row {
-    let (block_q, block_kv, warps) = blocks;
-    let tiling = Tiling { head_dim, value_dim, block_q, block_kv, warps, form, blocks_per_sm: 1, tiles: Tiles::Hopper };
+/// A row of the Hopper family.
+const fn hopper((head_dim, value_dim): (u32, u32), heads: Heads, form: Form, blocks: Blocks) -> Row {
+    let (block_q, block_kv, warps, blocks_per_sm) = blocks;
+    let tiling = Tiling { head_dim, value_dim, block_q, block_kv, warps, form, blocks_per_sm, tiles: Tiles::Hopper };
     prefill_wgmma::assert_legal(&tiling);
     Row { precision: Precision::Half, heads, tiling }
 }
@@ -131,32 +131,32 @@ static PREFILL_MMA_ROWS: &[Row] = &[
 
 #[rustfmt::skip]
 static PREFILL_WGMMA_ROWS: &[Row] = &[
-    //     (D,  value) ratio   made for    (q,  kv, warps)
-    hopper(( 64,  64), ByMask, ShortSplit, ( 64, 128,  8)),
-    hopper(( 64,  64), ByMask, Split,      (128, 128, 12)),
-    hopper(( 64,  64), ByMask, Short,      ( 64, 128,  8)),
-    hopper(( 64,  64), ByMask, Medium,     (128, 128, 12)),
-    hopper(( 64,  64), ByMask, Main,       (192, 128, 16)),
-    hopper(( 80,  80), ByMask, Main,       (128, 128, 12)),
-    hopper(( 80,  80), ByMask, Long,       (192,  96, 16)),
-    hopper(( 96,  96), ByMask, ShortSplit, ( 64, 128,  8)),
-    hopper(( 96,  96), ByMask, Split,      (128, 128, 12)),
-    hopper(( 96,  96), ByMask, Short,      ( 64, 128,  8)),
-    hopper(( 96,  96), ByMask, Main,       (128, 128, 12)),
-    hopper(( 96,  96), ByMask, Long,       (192, 112, 16)),
-    hopper((128, 128), ByMask, ShortSplit, ( 64, 128,  8)),
-    hopper((128, 128), ByMask, Split,      (128, 128, 12)),
-    hopper((128, 128), ByMask, Short,      ( 64, 128,  8)),
-    hopper((128, 128), ByMask, Main,       (128, 128, 12)),
-    hopper((128, 128), ByMask, Long,       (192,  64, 16)),
-    hopper((128, 128), CausalOnly, Paired, (128, 128, 12)),
-    hopper((192, 128), ByMask, Main,       (128, 128, 12)),
-    hopper((192, 192), ByMask, Main,       (128,  64, 12)),
-    hopper((256, 256), ByMask, ShortSplit, ( 64,  64,  8)),
-    hopper((256, 256), ByMask, Split,      (128,  64, 12)),
-    hopper((256, 256), ByMask, Short,      ( 64,  64,  8)),
-    hopper((256, 256), ByMask, Main,       (128,  64, 12)),
-    hopper((256, 256), ByMask, Paired,     (128,  64, 12)),
+    //     (D,  value) ratio       made for    (q,  kv, warps, blocks per SM)
+    hopper(( 64,  64), ByMask, ShortSplit, ( 64, 128,  8, 2)),
+    hopper(( 64,  64), ByMask, Split,      (128, 128, 12, 1)),
+    hopper(( 64,  64), ByMask, Short,      ( 64, 128,  8, 1)),
+    hopper(( 64,  64), ByMask, Medium,     (128, 128, 12, 1)),
+    hopper(( 64,  64), ByMask, Main,       (192, 128, 16, 1)),
+    hopper(( 80,  80), ByMask, Main,       (128, 128, 12, 1)),
+    hopper(( 80,  80), ByMask, Long,       (192,  96, 16, 1)),
+    hopper(( 96,  96), ByMask, ShortSplit, ( 64, 128,  8, 2)),
+    hopper(( 96,  96), ByMask, Split,      (128, 128, 12, 1)),
+    hopper(( 96,  96), ByMask, Short,      ( 64, 128,  8, 1)),
+    hopper(( 96,  96), ByMask, Main,       (128, 128, 12, 1)),
+    hopper(( 96,  96), ByMask, Long,       (192, 112, 16, 1)),
+    hopper((128, 128), ByMask, ShortSplit, ( 64,  96,  8, 2)),
+    hopper((128, 128), ByMask, Split,      (128, 128, 12, 1)),
+    hopper((128, 128), ByMask, Short,      ( 64, 128,  8, 1)),
+    hopper((128, 128), ByMask, Main,       (128, 128, 12, 1)),
+    hopper((128, 128), ByMask, Long,       (192,  64, 16, 1)),
+    hopper((128, 128), CausalOnly, Paired, (128, 128, 12, 1)),
+    hopper((192, 128), ByMask, Main,       (128, 128, 12, 1)),
+    hopper((192, 192), ByMask, Main,       (128,  64, 12, 1)),
+    hopper((256, 256), ByMask, ShortSplit, ( 64,  64,  8, 1)),
+    hopper((256, 256), ByMask, Split,      (128,  64, 12, 1)),
+    hopper((256, 256), ByMask, Short,      ( 64,  64,  8, 1)),
+    hopper((256, 256), ByMask, Main,       (128,  64, 12, 1)),
+    hopper((256, 256), ByMask, Paired,     (128,  64, 12, 1)),
 ];
 
 /// Every variant that is packaged, in the order of the table.

@@ -14,6 +14,8 @@ pub(crate) struct Launch {
     pub(crate) cluster: u32,
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
+    /// Whether blocks of a cluster may share a multiprocessor, so that more clusters run at once.
+    pub(crate) shares_multiprocessors: bool,
     /// Whether the kernel may start while the kernel before it in the stream still runs; it waits for that by itself.
     pub(crate) programmatic: bool,
 }
@@ -54,6 +56,8 @@ const _: () = assert!(size_of::<LaunchConfig>() == 56 && align_of::<LaunchConfig
 /// Numbers of cuda.h.
 mod number {
     pub(super) const CLUSTER_DIMENSION: u32 = 4;
+    pub(super) const CLUSTER_SCHEDULING_POLICY_PREFERENCE: u32 = 5;
+    pub(super) const CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING: u32 = 2;
     pub(super) const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
 }
 
@@ -65,14 +69,20 @@ impl Current {
     /// what the kernel does until it ends, and the stream is alive and belongs to this context. A kernel that is launched
     /// programmatically waits for the grid before it before it accesses any of them.
     pub(crate) unsafe fn launch(&self, launch: &Launch, stream: Stream, params: *const c_void) -> Result<()> {
-        let cluster = LaunchAttribute::new(number::CLUSTER_DIMENSION, &[launch.cluster, 1, 1]);
-        let programmatic = LaunchAttribute::new(number::PROGRAMMATIC_STREAM_SERIALIZATION, &[1]);
-        let (attributes, attribute_count) = match (launch.cluster > 1, launch.programmatic) {
-            (true, true) => ([cluster, programmatic], 2),
-            (true, false) => ([cluster; 2], 1),
-            (false, true) => ([programmatic; 2], 1),
-            (false, false) => ([cluster; 2], 0),
-        };
+        let attribute = LaunchAttribute::new;
+        let wanted = [
+            (launch.cluster > 1, attribute(number::CLUSTER_DIMENSION, &[launch.cluster, 1, 1])),
+            (
+                launch.cluster > 1 && launch.shares_multiprocessors,
+                attribute(number::CLUSTER_SCHEDULING_POLICY_PREFERENCE, &[number::CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING]),
+            ),
+            (launch.programmatic, attribute(number::PROGRAMMATIC_STREAM_SERIALIZATION, &[1])),
+        ];
+        let (mut attributes, mut attribute_count) = (wanted.map(|(_, attribute)| attribute), 0);
+        for (_, attribute) in wanted.iter().filter(|(is_wanted, _)| *is_wanted) {
+            attributes[attribute_count as usize] = *attribute;
+            attribute_count += 1;
+        }
         let config = LaunchConfig {
             grid: launch.grid,
             block: [launch.threads, 1, 1],

@@ -159,7 +159,7 @@ fn manifest_line(k: &Kernel) -> String {
     let fields = [
         format!("name={}", k.name),
         "family=prefill_mma\tdtype=bf16\thead_dim=128\tvalue_dim=128\tgroup=4\tmask=causal\tcopy_bytes=16".to_owned(),
-        "block_q=128\tblock_kv=64\tthreads=128\tshared_bytes=65536\tlaunch=grid".to_owned(),
+        "block_q=128\tblock_kv=64\tthreads=128\tshared_bytes=65536\tblocks_per_sm=2\tlaunch=grid".to_owned(),
         format!("spill_bytes={}\tptx_version={}\ttarget={}\tarchs={}", k.spill_bytes, k.ptx_version, k.target, k.archs),
         format!("portable={}\tmodels=Llama-3-8B, \"quoted\"", u32::from(k.portable)),
     ];

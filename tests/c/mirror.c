@@ -16,7 +16,7 @@
 
 /* As in tests/fake_driver/libcuda.rs. */
 typedef struct fake_launch {
-    uint32_t sizes[9];
+    uint32_t sizes[10];
     size_t stream;
     unsigned char context_is_current, is_ready;
 } fake_launch;
@@ -52,7 +52,7 @@ static void print_launch(size_t params_bytes) {
         return;
     }
     printf("launch");
-    for (i = 0; i < 9; i++) printf(" %u", (unsigned)launch.sizes[i]);
+    for (i = 0; i < 10; i++) printf(" %u", (unsigned)launch.sizes[i]);
     printf(" stream %u ready %u ", (unsigned)launch.stream, launch.context_is_current & launch.is_ready);
     for (i = 0; i < params_bytes; i++) printf("%02x", params[i]);
     printf("\n");

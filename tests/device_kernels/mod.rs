@@ -46,6 +46,7 @@ pub fn echo() -> Entry {
         threads: 32,
         // More than a block gets without asking.
         shared_bytes: 64 << 10,
+        blocks_per_sm: 1,
         schedule: Schedule::Grid,
         models: "",
         cubins: &[],

@@ -46,8 +46,8 @@ struct State {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Launch {
-    /// Grid, block, dynamic shared memory, blocks of a cluster, 1 for a programmatic launch.
-    pub sizes: [u32; 9],
+    /// Grid, block, dynamic shared memory, blocks of a cluster, their scheduling policy, 1 for a programmatic launch.
+    pub sizes: [u32; 10],
     pub stream: usize,
     /// Whether the function's context was current.
     pub context_is_current: bool,
@@ -246,6 +246,7 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     _extra: *mut c_void,
 ) -> u32 {
     const CLUSTER_DIMENSION: c_uint = 4;
+    const CLUSTER_SCHEDULING_POLICY_PREFERENCE: c_uint = 5;
     const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
     const INVALID_VALUE: u32 = 1;
     const INVALID_CLUSTER_SIZE: u32 = 912;
@@ -254,13 +255,15 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
         Err(code) => return code,
     };
     let LaunchConfig { grid, block, shared_bytes, stream, attributes, attribute_count } = *unsafe { &*config };
-    let (mut cluster, mut programmatic) = (None, None);
+    let (mut cluster, mut policy, mut programmatic) = (None, None, None);
     for n in 0..attribute_count as usize {
         let attribute = unsafe { &*attributes.add(n) };
         let [x, y, z] = [0, 1, 2].map(|word| (attribute.value[word / 2] >> (word % 2 * 32)) as u32);
         let is_repeated = match attribute.id {
             CLUSTER_DIMENSION if !(1..=8).contains(&x) || [y, z] != [1, 1] => return INVALID_CLUSTER_SIZE,
             CLUSTER_DIMENSION => cluster.replace(x).is_some(),
+            CLUSTER_SCHEDULING_POLICY_PREFERENCE if x > 2 => return INVALID_VALUE,
+            CLUSTER_SCHEDULING_POLICY_PREFERENCE => policy.replace(x).is_some(),
             PROGRAMMATIC_STREAM_SERIALIZATION if x > 1 => return INVALID_VALUE,
             PROGRAMMATIC_STREAM_SERIALIZATION => programmatic.replace(x).is_some(),
             _ => return INVALID_VALUE,
@@ -269,12 +272,12 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
             return INVALID_VALUE;
         }
     }
-    let (cluster, programmatic) = (cluster.unwrap_or(1), programmatic.unwrap_or(0));
+    let (cluster, policy, programmatic) = (cluster.unwrap_or(1), policy.unwrap_or(0), programmatic.unwrap_or(0));
     if grid[0] % cluster != 0 {
         return INVALID_VALUE;
     }
     let launch = Launch {
-        sizes: [grid[0], grid[1], grid[2], block[0], block[1], block[2], shared_bytes, cluster, programmatic],
+        sizes: [grid[0], grid[1], grid[2], block[0], block[1], block[2], shared_bytes, cluster, policy, programmatic],
         stream,
         context_is_current: s.home.get(&function) == s.current.last(),
         is_ready: s.shared_bytes.get(&function) == Some(&(shared_bytes as i32)) && s.functions_loaded.contains(&function),

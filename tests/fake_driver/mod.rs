@@ -79,7 +79,7 @@ pub fn folder(test: &str, age: &str) -> Option<PathBuf> {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Launch {
-    pub sizes: [u32; 9],
+    pub sizes: [u32; 10],
     pub stream: usize,
     pub context_is_current: bool,
     pub is_ready: bool,
@@ -148,7 +148,7 @@ impl Fake {
 
     /// The last launch and its parameter, if there was one since the last question. All launches pass a `P`.
     pub fn last_launch<P: Copy>(&self) -> Option<(Launch, P)> {
-        let mut launch = Launch { sizes: [0; 9], stream: 0, context_is_current: false, is_ready: false };
+        let mut launch = Launch { sizes: [0; 10], stream: 0, context_is_current: false, is_ready: false };
         let mut params = MaybeUninit::<P>::uninit();
         let get = self.get::<unsafe extern "C" fn(*mut Launch, *mut u8) -> bool>("fake_last_launch");
         // SAFETY: writes one `Launch` and, as `fake_params_bytes` was told, one `P`.

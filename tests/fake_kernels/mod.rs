@@ -29,6 +29,7 @@ pub const PACKED: Entry = Entry {
     block_kv: 64,
     threads: 256,
     shared_bytes: 65_536,
+    blocks_per_sm: 2,
     schedule: Schedule::Grid,
     models: "",
     cubins: SM_90,

@@ -32,7 +32,7 @@ impl Kernel {
     /// Splits the block's warpgroups into roles, in order. Registers move from one role to another.
     #[track_caller]
     pub fn roles<'k>(&'k self, roles: Vec<Role<'_, 'k>>) {
-        let at_entry = REGISTER_FILE / self.header.threads / 8 * 8;
+        let at_entry = REGISTER_FILE / (self.header.blocks_per_sm * self.header.threads) / 8 * 8;
         let threads: u32 = roles.iter().map(|r| r.warpgroups * WARPGROUP).sum();
         let registers: u32 = roles.iter().map(|r| r.warpgroups * WARPGROUP * r.registers.unwrap_or(at_entry)).sum();
         assert_eq!(threads, self.header.threads, "the roles take every thread of the block");

@@ -26,7 +26,8 @@
 //!    L2 less often. That takes power, of which the GPU is short when all its tensor cores multiply: 16 heads of 16k causal
 //!    tokens 1,647 to 1,565 us in a row of launches.
 //! 9. The split form is for few rows over many keys: a tile takes (token, query head) pairs, so that K and V are read once
-//!    per group, and the blocks of a cluster [`share`] its keys, and then the columns of its output. 64 tokens over 4,096 keys,
+//!    per group, and the blocks of a cluster [`share`] its keys, and then the columns of its output. Up to head_dim 128 two blocks of
+//!    one warpgroup share a multiprocessor: one multiplies while the other is at its exponentials. 64 tokens over 4,096 keys,
 //!    32 heads over 8: 15.7 us, against 33.5 in the short form.
 //!
 //! A launch may be a programmatic one, whose grid starts while the grid before it in the stream still runs (PTX ISA,
@@ -150,18 +151,31 @@ const FIRST_TILE: u32 = 1024;
 const fn shared_layout(t: &Tiling) -> SharedLayout {
     if t.form.splits_keys() {
         let rings = layout_with(t, 1, 0);
-        return SharedLayout { o: rings.q.buffers, sums: rings.end, end: rings.end + share::sums_bytes(t), ..rings };
+        let end = shares_end(t, share::clusters(t));
+        let (sums, tiles_end) = (end - share::sums_bytes(t), rings.v.buffers_end());
+        return SharedLayout { o: rings.q.buffers, sums, end: if end > tiles_end { end } else { tiles_end }, ..rings };
     }
     let chunks = t.value_dim / Chunk::of(t.value_dim).columns;
     let mut layout = layout_with(t, 2, chunks);
     let mut o_chunks = chunks;
-    while layout.end > t.tiles.shared_limit() && o_chunks > 0 {
+    while layout.end > shared_limit(t) && o_chunks > 0 {
         if chunks.is_multiple_of(o_chunks) {
             layout = layout_with(t, 1, o_chunks);
         }
         o_chunks -= 1;
     }
     layout
+}
+
+/// Where the shares of a tile, m and l behind them, end that a block receives in clusters of these sizes; they begin where K was.
+const fn shares_end(t: &Tiling, clusters: &[u32]) -> u32 {
+    layout_with(t, 1, 0).k.buffers + share::most_received_bytes(t, clusters) + share::sums_bytes(t)
+}
+
+/// Shared memory that each of the blocks that share a multiprocessor can have. The driver keeps some of each block's for itself.
+const fn shared_limit(t: &Tiling) -> u32 {
+    const RESERVED: u32 = 1024;
+    (t.tiles.shared_limit() + RESERVED) / t.blocks_per_sm - RESERVED
 }
 
 const fn layout_with(t: &Tiling, q_stages: u32, o_chunks: u32) -> SharedLayout {
@@ -204,15 +218,8 @@ pub const fn assert_legal(t: &Tiling) {
         "neighbours copy as many chunks each"
     );
     let layout = shared_layout(t);
-    if t.form.splits_keys() {
-        assert!(t.value_dim <= t.head_dim, "the slices of O lie where Q was");
-        let (room, clusters, mut n) = (layout.v.buffers_end() - layout.k.buffers, share::clusters(t), 0);
-        while n < clusters.len() {
-            assert!(share::received_bytes(t, clusters[n]) <= room, "shares are received where K and V were");
-            n += 1;
-        }
-    }
-    assert!(layout.end <= t.tiles.shared_limit(), "tiles exceed the shared memory of a block");
+    assert!(!t.form.splits_keys() || t.value_dim <= t.head_dim, "the slices of O lie where Q was");
+    assert!(layout.end <= shared_limit(t), "tiles exceed the shared memory of a block");
 }
 
 fn build(variant: &Variant, k: &Kernel) {
@@ -305,7 +312,8 @@ fn prefill<E: Weight>(k: &Kernel, variant: &Variant) {
 
     // Registers of a thread: the block's own, those at entry, are redistributed.
     let (producing, consuming) = match consumers(t) {
-        1 => (None, None),
+        1 if t.blocks_per_sm == 1 => (None, None),
+        1 => (Some(40), Some(216)),
         2 if layout.q.stages == 1 => (Some(24), Some(240)),
         2 => (Some(40), Some(232)),
         _ => (Some(32), Some(160)),

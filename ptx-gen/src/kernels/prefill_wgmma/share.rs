@@ -45,16 +45,29 @@ const MOST_BLOCKS: u32 = 8;
 /// Lanes of a quad: they share rows.
 const QUAD: u32 = 4;
 
-/// Sizes that a cluster can have: as long as there is room for all that comes to its first block, which has the most slices.
+/// Sizes that a cluster can have: those for which the first block, which has the most slices, has room for all that comes to it.
 pub const fn clusters(t: &Tiling) -> &'static [u32] {
-    const ALL: &[u32] = &[1, 2, 3, 4, 6, 8];
-    const POWERS: &[u32] = &[1, 2, 4, 8];
-    let room = 2 * 2 * t.block_kv * (t.head_dim + t.value_dim);
-    if received_bytes(t, 3) <= room && received_bytes(t, 6) <= room { ALL } else { POWERS }
+    const SIZES: [&[u32]; 3] = [&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4, 6, 8], &[1, 2, 4, 8]];
+    let mut n = 0;
+    while super::shares_end(t, SIZES[n]) > super::shared_limit(t) {
+        n += 1;
+    }
+    SIZES[n]
+}
+
+/// Bytes of the shares that come to the first block, in the cluster in which they are most.
+pub const fn most_received_bytes(t: &Tiling, clusters: &[u32]) -> u32 {
+    let (mut most, mut n) = (0, 0);
+    while n < clusters.len() {
+        let bytes = received_bytes(t, clusters[n]);
+        most = if bytes > most { bytes } else { most };
+        n += 1;
+    }
+    most
 }
 
 /// Bytes of the shares that come to the first block of a cluster.
-pub const fn received_bytes(t: &Tiling, cluster: u32) -> u32 {
+const fn received_bytes(t: &Tiling, cluster: u32) -> u32 {
     (t.value_dim / SLICE.columns).div_ceil(cluster) * cluster * slice_bytes(t)
 }
 
