@@ -116,8 +116,8 @@ pub enum MaskSupport {
 pub enum Schedule {
     /// A block for each tile. Tensors by address and strides.
     Grid,
-    /// As many blocks as there are multiprocessors, in whole clusters, which stay and claim tiles, and no more than there are
-    /// tiles. Tensors by tensor maps.
+    /// As many blocks as there are multiprocessors, or up to [`Entry::blocks_per_sm`] times as many, in whole clusters, which stay
+    /// and claim tiles, and no more than there are tiles. Tensors by tensor maps.
     Persistent {
         /// Of the tensor maps.
         boxes: Boxes,

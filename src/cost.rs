@@ -25,9 +25,10 @@ fn small_tile(head_dim: u32) -> f64 {
 /// 128 (12 heads of 2,048 tokens, 57 against 63 us) and 240 (1.04 times), tie at 256 and lose from 384 on (0.9).
 const ALONE: f64 = 1.2;
 
-/// The constants of Hopper's kernels, fitted to 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256 (and again to 58 where keys are split), and to 53 of 512
-/// to 16,384 tokens at head_dim 80 to 256, in a row of launches at the limit of power (bf16, H200, 2026-11-30; RESULTS.md). On
-/// these dispatch picks what takes 0.5 % more than the fastest form and cluster on average, and 5 % more at worst.
+/// The constants of Hopper's kernels, fitted to 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256, to 53 of 512
+/// to 16,384 tokens at head_dim 80 to 256, in a row of launches at the limit of power, to 58 where keys are split, and to 168 of
+/// 128 to 4,096 tokens where blocks may share a multiprocessor (bf16, H200, 2026-11-30 and 12-01; RESULTS.md). On the last dispatch
+/// picks what takes 0.8 % more than the fastest form and cluster on average, and 12 % more at worst; on the others 0.5 % and 5 %.
 mod hopper {
     /// A pair where a tile's rows are two warpgroups'.
     const PAIR: f64 = 0.576;
@@ -60,6 +61,11 @@ mod hopper {
     /// How much less a pair takes where tiles follow one another, or how much more, for one warpgroup that waits at each change.
     pub(super) fn in_a_stream(block_q: u32) -> f64 {
         if block_q <= 64 { 1.18 } else { 0.69 }
+    }
+
+    /// The same for one warpgroup that shares its multiprocessor with another's: both together are faster than one.
+    pub(super) fn in_two_streams(head_dim: u32) -> f64 {
+        if head_dim == 96 { 1.68 } else { 1.35 }
     }
 
     /// What a launch needs in addition, to start and to end: nothing with one warpgroup; some with two (2.4 us at head_dim 128);
@@ -143,11 +149,17 @@ fn persistent(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability)
     };
     let keys = (keys_of_a_row(problem) + unseen).min(kv_len + step) + change;
     let pair = hopper::pair(entry.block_q, neighbours);
-    let in_a_stream = f64::from(entry.block_q) * pair * hopper::in_a_stream(entry.block_q);
+    let (tiles, multiprocessors) = (grid.tiles() as f64, multiprocessors(device));
+    // No multiprocessor is shared while there is one for each tile.
+    let shared = grid.blocks_per_sm() > 1 && tiles > multiprocessors;
+    let (blocks_per_sm, in_a_stream, longest_shares) = match shared {
+        true => (grid.blocks_per_sm(), hopper::in_two_streams(entry.head_dim), hopper::SHARED),
+        false => (1, hopper::in_a_stream(entry.block_q), 1.0),
+    };
     // Those who get no tile in the last round wait for it, and its tiles are the shortest.
-    let rounds = grid.tiles() as f64 / (multiprocessors(device) / f64::from(neighbours));
-    let all = (rounds * keys + (rounds.ceil() - rounds) * keys.min(fewest + change)) * in_a_stream;
-    let longest = f64::from(entry.block_q) * (kv_len + step) * hopper::pair_alone(entry.block_q);
+    let rounds = tiles / (multiprocessors * f64::from(blocks_per_sm) / f64::from(neighbours));
+    let all = (rounds * keys + (rounds.ceil() - rounds) * keys.min(fewest + change)) * f64::from(entry.block_q) * pair * in_a_stream;
+    let longest = f64::from(entry.block_q) * (kv_len + step) * hopper::pair_alone(entry.block_q) * longest_shares;
     let start = hopper::start(entry.block_q, neighbours);
     [start + all.max(longest), all]
 }

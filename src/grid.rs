@@ -33,38 +33,37 @@ pub(crate) struct Grid {
 enum Blocks {
     /// One for each tile.
     OnePerTile,
-    /// As many as multiprocessors, which stay and claim tiles, in clusters of so many blocks. The blocks of a cluster take
+    /// Which stay and claim tiles: so many for each multiprocessor, in clusters of so many. The blocks of a cluster take
     /// neighbouring tiles of the kernel's, which the grid counts as one.
-    Persistent(u32),
+    Persistent { blocks_per_sm: u32, cluster: u32 },
     /// A cluster of so many for each tile.
     Cluster(u32),
 }
 
 impl Grid {
     /// Every way in which `entry` can be launched for `problem`: none when there are more tiles than a grid can have, several
-    /// where blocks split the keys of a tile.
+    /// where blocks split the keys of a tile, or stay and could share multiprocessors.
     pub(crate) fn all(entry: &Entry, problem: &Problem) -> impl Iterator<Item = Self> + use<> {
         let (heads, tiles, batch) = (entry.heads(problem), entry.tiles_of_head(problem), problem.shape().batch);
-        let clusters = if let Schedule::Split { clusters, .. } = entry.schedule { clusters } else { &[1] };
-        let schedule = entry.schedule;
-        clusters.iter().filter_map(move |&cluster| {
-            let grid = |blocks| Some(Grid { heads, tiles: tiles?, batch, blocks });
-            match schedule {
-                Schedule::Grid => grid(Blocks::OnePerTile).filter(|grid| grid.tiles <= LIMIT_YZ),
-                Schedule::Persistent { cluster, .. } => {
-                    grid(Blocks::Persistent(cluster.max(1))).filter(|grid| grid.tiles() <= LIMIT_CLAIMS)
-                }
-                Schedule::Split { .. } => grid(Blocks::Cluster(cluster)).filter(|grid| grid.tiles() * u64::from(cluster) <= LIMIT_X),
-            }
-        })
+        let grid = move |blocks| Some(Grid { heads, tiles: tiles?, batch, blocks }).filter(Grid::fits);
+        entry.blocks().filter_map(grid)
+    }
+
+    /// Whether there are no more tiles than a grid can have.
+    fn fits(&self) -> bool {
+        match self.blocks {
+            Blocks::OnePerTile => self.tiles <= LIMIT_YZ,
+            Blocks::Persistent { .. } => self.tiles() <= LIMIT_CLAIMS,
+            Blocks::Cluster(blocks) => self.tiles() * u64::from(blocks) <= LIMIT_X,
+        }
     }
 
     /// Blocks in x, y and z. The kernels that have a block for each tile count on heads varying fastest, then tiles.
     pub(crate) fn dims(&self, multiprocessors: u32) -> [u32; 3] {
         match self.blocks {
             Blocks::OnePerTile => [self.heads, self.tiles, self.batch],
-            Blocks::Persistent(cluster) => {
-                let clusters = (multiprocessors / cluster).max(1);
+            Blocks::Persistent { blocks_per_sm, cluster } => {
+                let clusters = (multiprocessors.saturating_mul(blocks_per_sm) / cluster).max(1);
                 [self.tiles().min(clusters.into()) as u32 * cluster, 1, 1]
             }
             Blocks::Cluster(blocks) => [self.tiles() as u32 * blocks, 1, 1],
@@ -75,8 +74,13 @@ impl Grid {
     pub(crate) fn cluster(&self) -> u32 {
         match self.blocks {
             Blocks::OnePerTile => 1,
-            Blocks::Persistent(blocks) | Blocks::Cluster(blocks) => blocks,
+            Blocks::Persistent { cluster, .. } | Blocks::Cluster(cluster) => cluster,
         }
+    }
+
+    /// Blocks that stay on a multiprocessor together.
+    pub(crate) fn blocks_per_sm(&self) -> u32 {
+        if let Blocks::Persistent { blocks_per_sm, .. } = self.blocks { blocks_per_sm } else { 1 }
     }
 
     /// Tiles of a head.
@@ -133,6 +137,21 @@ pub(crate) fn packed_tokens(block_q: u32, group: u32) -> u32 {
 }
 
 impl Entry {
+    /// The ways to share tiles out among blocks.
+    fn blocks(&self) -> impl Iterator<Item = Blocks> + use<> {
+        let schedule = self.schedule;
+        let ways = match schedule {
+            Schedule::Grid => 1,
+            Schedule::Persistent { .. } => self.blocks_per_sm.max(1),
+            Schedule::Split { clusters, .. } => clusters.len() as u32,
+        };
+        (0..ways).map(move |way| match schedule {
+            Schedule::Grid => Blocks::OnePerTile,
+            Schedule::Persistent { cluster, .. } => Blocks::Persistent { blocks_per_sm: way + 1, cluster: cluster.max(1) },
+            Schedule::Split { clusters, .. } => Blocks::Cluster(clusters[way as usize]),
+        })
+    }
+
     /// Query heads, or KV heads where a group is packed into a tile.
     fn heads(&self, problem: &Problem) -> u32 {
         match (self.schedule, self.group) {

@@ -181,7 +181,7 @@ fn the_form_that_was_measured_to_be_faster_is_picked() {
     }
 }
 
-/// The fastest form on an H200, of those that are packaged (2026-11-30, bf16, causal; RESULTS.md).
+/// The fastest form on an H200, of those that are packaged (2026-11-30 and 12-01, bf16, causal; RESULTS.md).
 #[test]
 fn the_form_for_hopper_that_was_measured_to_be_fastest_is_picked() {
     let forms_of = |head_dim| match head_dim {
@@ -194,9 +194,16 @@ fn the_form_for_hopper_that_was_measured_to_be_fastest_is_picked() {
     let cases = [
         ((128, 128), (12, 2), 128, "_short"),
         ((512, 512), (12, 2), 128, "_short"),
-        ((2048, 2048), (12, 2), 128, ""),
+        ((200, 200), (40, 8), 128, "_short"),
+        ((400, 400), (28, 4), 128, "_short"),
+        ((1024, 1024), (28, 4), 128, "_short"),
+        ((1024, 1024), (12, 2), 128, "_short"),
+        ((400, 400), (64, 8), 64, "_short"),
+        ((333, 333), (32, 8), 96, "_short"),
+        ((1024, 1024), (32, 8), 96, ""),
+        ((2048, 2048), (28, 4), 128, ""),
         ((1024, 1024), (64, 8), 64, "_medium"),
-        ((2048, 2048), (14, 2), 64, "_medium"),
+        ((2048, 2048), (32, 8), 64, "_medium"),
         ((8192, 8192), (32, 32), 64, ""),
         ((128, 128), (32, 32), 96, "_short"),
         ((2048, 2048), (8, 4), 256, "_short"),
@@ -223,7 +230,7 @@ fn the_form_for_hopper_that_was_measured_to_be_fastest_is_picked() {
         ((128, 128), (14, 2), 64, "_short"),
         ((1, 8192), (32, 8), 64, "_short_split"),
         ((256, 8192), (32, 8), 64, "_split"),
-        ((512, 512), (32, 32), 96, ""),
+        ((512, 512), (32, 32), 96, "_short"),
         ((64, 1024), (32, 32), 96, "_short_split"),
         ((512, 512), (8, 4), 256, "_short_split"),
     ];
@@ -465,7 +472,8 @@ fn every_packaged_kernel_is_reachable() {
             choice.is_ok_and(|choice| std::ptr::eq(choice.entry, entry))
         };
         let few_keys = [(1, 100), (16, 100), (100, 100), (250, 250), (4096, 100)];
-        let many_keys = [(1, 8192), (14, 8192), (28, 30_000), (60, 8192), (200, 8192), (1536, 30_000), (9000, 9000)];
+        let many_keys =
+            [(1, 8192), (14, 8192), (28, 30_000), (60, 8192), (200, 8192), (1000, 1000), (2000, 2000), (1536, 30_000), (9000, 9000)];
         let lengths = few_keys.into_iter().chain(many_keys);
         let mut cases = lengths.flat_map(|(q_len, kv_len)| devices.map(|device| (q_len, kv_len, device)));
         let has_code = !entry.cubins.is_empty() || entry.ptx.is_some();

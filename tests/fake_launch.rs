@@ -30,7 +30,13 @@ const BOX: TensorBox = TensorBox { columns: 64, heads: 1, rows: 128, chunks: 2 }
 const PERSISTENT_BOXES: Boxes = Boxes { q: BOX, k: TensorBox { rows: 96, ..BOX }, v: BOX, o: TensorBox { rows: 16, ..BOX } };
 
 static PERSISTENT: [Entry; 2] = [
-    Entry { name: "persistent", group: Group::Any, schedule: Schedule::Persistent { boxes: PERSISTENT_BOXES, cluster: 1 }, ..PACKED },
+    Entry {
+        name: "persistent",
+        group: Group::Any,
+        blocks_per_sm: 1,
+        schedule: Schedule::Persistent { boxes: PERSISTENT_BOXES, cluster: 1 },
+        ..PACKED
+    },
     Entry { name: "by_address", group: Group::Any, mask: MaskSupport::Any, copy_bytes: 4, ..PACKED },
 ];
 
@@ -61,6 +67,29 @@ fn a_persistent_launch_passes_tensor_maps() {
         assert_eq!((params.lse, params.scale_log2), (0x6000_0000, 2.0 * std::f32::consts::LOG2_E));
         assert_eq!([params.tiles, params.q_tiles, params.section_heads], [8 * 8 * 3, 8, 24]);
         assert_eq!([params.heads, params.q_len, params.kv_len], [8, 1000, 2000]);
+    });
+}
+
+/// Where that is expected to end sooner: tiles of 1,024 tokens, of which the first sees 64 and the last all, are faster one after
+/// another if there are one or two for each multiprocessor; tiles of 512 are not (H200, 2026-12-01; RESULTS.md).
+#[test]
+fn blocks_that_stay_share_multiprocessors() {
+    static SHORT: [Entry; 1] = [Entry { block_q: 64, blocks_per_sm: 2, ..PERSISTENT[0] }];
+    with_driver("blocks_that_stay_share_multiprocessors", "cuda_12_0", |fake| {
+        fake.expect_params::<PrefillTmaParams>();
+        let device = device(fake, &SHORT);
+        let blocks = |batch, tokens, q_heads| {
+            let shape = Shape { batch, q_len: tokens, kv_len: tokens, q_heads, kv_heads: 2, head_dim: 128 };
+            let problem = Problem::prefill(DType::BF16, shape).mask(Mask::Causal).build().expect("legal");
+            let launched = launch(&device, &problem, POINTERS, STREAM).expect("launched");
+            let (seen, _): (_, PrefillTmaParams) = fake.last_launch().expect("a launch");
+            assert_eq!((launched.grid, seen.sizes[7..].to_vec()), ([seen.sizes[0], 1, 1], vec![1, 0, 0]), "no clusters");
+            seen.sizes[0]
+        };
+        assert_eq!(blocks(1, 512, 12), 96, "no more than tiles");
+        assert_eq!(blocks(1, 1024, 12), 132, "192 tiles");
+        assert_eq!(blocks(1, 512, 32), 256, "a block for each tile");
+        assert_eq!(blocks(4, 2048, 32), 264, "2,048 tiles");
     });
 }
 

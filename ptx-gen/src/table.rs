@@ -57,6 +57,8 @@ enum Heads {
     ByMask,
     /// One variant, for the causal mask, that takes the ratio as a launch parameter.
     CausalOnly,
+    /// The same for the full mask.
+    FullOnly,
 }
 
 /// Element types that a row serves.
@@ -102,7 +104,7 @@ const fn hopper((head_dim, value_dim): (u32, u32), heads: Heads, form: Form, blo
 }
 
 use Form::{Long, Main, Medium, Paired, Short, ShortSplit, Split, Unaligned};
-use Heads::{ByMask, CausalOnly, Packed, Parameter};
+use Heads::{ByMask, CausalOnly, FullOnly, Packed, Parameter};
 use Precision::{Half, Single};
 use Tiles::{Everywhere, Large, Small};
 
@@ -134,19 +136,20 @@ static PREFILL_WGMMA_ROWS: &[Row] = &[
     //     (D,  value) ratio       made for    (q,  kv, warps, blocks per SM)
     hopper(( 64,  64), ByMask, ShortSplit, ( 64, 128,  8, 2)),
     hopper(( 64,  64), ByMask, Split,      (128, 128, 12, 1)),
-    hopper(( 64,  64), ByMask, Short,      ( 64, 128,  8, 1)),
+    hopper(( 64,  64), CausalOnly, Short,  ( 64,  64,  8, 2)),
+    hopper(( 64,  64), FullOnly, Short,    ( 64, 128,  8, 2)),
     hopper(( 64,  64), ByMask, Medium,     (128, 128, 12, 1)),
     hopper(( 64,  64), ByMask, Main,       (192, 128, 16, 1)),
     hopper(( 80,  80), ByMask, Main,       (128, 128, 12, 1)),
     hopper(( 80,  80), ByMask, Long,       (192,  96, 16, 1)),
     hopper(( 96,  96), ByMask, ShortSplit, ( 64, 128,  8, 2)),
     hopper(( 96,  96), ByMask, Split,      (128, 128, 12, 1)),
-    hopper(( 96,  96), ByMask, Short,      ( 64, 128,  8, 1)),
+    hopper(( 96,  96), ByMask, Short,      ( 64,  64,  8, 2)),
     hopper(( 96,  96), ByMask, Main,       (128, 128, 12, 1)),
     hopper(( 96,  96), ByMask, Long,       (192, 112, 16, 1)),
     hopper((128, 128), ByMask, ShortSplit, ( 64,  96,  8, 2)),
     hopper((128, 128), ByMask, Split,      (128, 128, 12, 1)),
-    hopper((128, 128), ByMask, Short,      ( 64, 128,  8, 1)),
+    hopper((128, 128), ByMask, Short,      ( 64,  64,  8, 2)),
     hopper((128, 128), ByMask, Main,       (128, 128, 12, 1)),
     hopper((128, 128), ByMask, Long,       (192,  64, 16, 1)),
     hopper((128, 128), CausalOnly, Paired, (128, 128, 12, 1)),
@@ -188,6 +191,7 @@ fn of(families: &'static [(&'static Family, &'static [Row])]) -> Vec<Variant> {
                 Heads::Parameter => &[Mask::Any],
                 Heads::ByMask => &[Mask::Causal, Mask::Full],
                 Heads::CausalOnly => &[Mask::Causal],
+                Heads::FullOnly => &[Mask::Full],
             };
             let mut ungrouped = pairs.filter(|pair| pair.group == 1).map(|pair| pair.models);
             let models = ungrouped.next_back().unwrap_or_default();
