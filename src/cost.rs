@@ -25,10 +25,9 @@ fn small_tile(head_dim: u32) -> f64 {
 /// 128 (12 heads of 2,048 tokens, 57 against 63 us) and 240 (1.04 times), tie at 256 and lose from 384 on (0.9).
 const ALONE: f64 = 1.2;
 
-/// The constants of Hopper's kernels, fitted to 113 shapes of 1 to 16,384 tokens at head_dim 64, 96, 128 and 256, to 53 of 512
-/// to 16,384 tokens at head_dim 80 to 256, in a row of launches at the limit of power, to 58 where keys are split, and to 168 of
-/// 128 to 4,096 tokens where blocks may share a multiprocessor (bf16, H200, 2026-11-30 and 12-01; RESULTS.md). On the last dispatch
-/// picks what takes 0.8 % more than the fastest form and cluster on average, and 12 % more at worst; on the others 0.5 % and 5 %.
+/// The constants of Hopper's kernels, fitted to 396 shapes of 8 to 8,192 tokens, over up to 30,000 keys, at head_dim 64, 96, 128 and
+/// 256, and to 43 of 512 to 16,384 tokens in a row of launches at the limit of power (bf16, H200, 2026-11-30 and 12-01; RESULTS.md).
+/// On these dispatch picks what takes 0.6 % more than the fastest form and cluster on average, and 12 % more at worst.
 mod hopper {
     /// A pair where a tile's rows are two warpgroups'.
     const PAIR: f64 = 0.576;
@@ -36,16 +35,16 @@ mod hopper {
     /// A pair in tiles of so many rows, where nothing else is computed. One warpgroup waits for its own products.
     pub(super) fn pair_alone(block_q: u32) -> f64 {
         match block_q / 64 {
-            0 | 1 => PAIR * 1.7,
+            0 | 1 => PAIR * 1.65,
             2 => PAIR,
-            _ => PAIR * 0.95,
+            _ => PAIR * 0.9,
         }
     }
 
     /// A pair where all multiprocessors compute. `neighbours`: how many blocks read K and V together, 1 if each reads its own.
     /// Three warpgroups, and neighbours, read K and V from L2 less often, which leaves more of the GPU's power to the products.
     pub(super) fn pair(block_q: u32, neighbours: u32) -> f64 {
-        if reads_less(block_q, neighbours) { PAIR * 0.92 } else { pair_alone(block_q) }
+        if reads_less(block_q, neighbours) { PAIR * 0.93 } else { pair_alone(block_q) }
     }
 
     fn reads_less(block_q: u32, neighbours: u32) -> bool {
@@ -53,39 +52,44 @@ mod hopper {
     }
 
     /// What going from a tile to the next costs, in keys: about a step (3,800 clocks, where a step takes 2,048), and not less than
-    /// 96 where three warpgroups change tiles, or two blocks together.
+    /// 120 where three warpgroups change tiles, or two blocks together.
     pub(super) fn tile_change(block_q: u32, block_kv: u32, neighbours: u32) -> u32 {
-        if reads_less(block_q, neighbours) { block_kv.max(96) } else { block_kv }
+        if reads_less(block_q, neighbours) { block_kv.max(120) } else { block_kv }
     }
 
     /// How much less a pair takes where tiles follow one another, or how much more, for one warpgroup that waits at each change.
     pub(super) fn in_a_stream(block_q: u32) -> f64 {
-        if block_q <= 64 { 1.18 } else { 0.69 }
+        if block_q <= 64 { 1.05 } else { 0.975 }
     }
 
     /// The same for one warpgroup that shares its multiprocessor with another's: both together are faster than one.
     pub(super) fn in_two_streams(head_dim: u32) -> f64 {
-        if head_dim == 96 { 1.68 } else { 1.35 }
+        if head_dim == 96 { 1.96 } else { 1.685 }
     }
 
-    /// What a launch needs in addition, to start and to end: nothing with one warpgroup; some with two (2.4 us at head_dim 128);
-    /// twice that with three, or with two blocks together.
+    /// What a launch needs in addition, to start and to end: nothing with one warpgroup; some with two (2.8 us at head_dim 128);
+    /// more with three, or with two blocks together.
     pub(super) fn start(block_q: u32, neighbours: u32) -> f64 {
         match (block_q / 64, neighbours) {
             (0 | 1, _) => 0.0,
-            (2, 0 | 1) => 19_000.0,
-            _ => 38_000.0,
+            (2, 0 | 1) => 21_800.0,
+            _ => 30_600.0,
         }
     }
 
     /// What clusters need that merge shares, of 64 rows and of more, and of 64 where two blocks share a multiprocessor.
-    pub(super) const START_SMALL_SHARES: f64 = 14_000.0;
-    pub(super) const START_SHARES: f64 = 38_000.0;
-    pub(super) const START_SHARED: f64 = 26_000.0;
+    pub(super) const START_SMALL_SHARES: f64 = 12_500.0;
+    pub(super) const START_SHARES: f64 = 44_000.0;
+    pub(super) const START_SHARED: f64 = 20_000.0;
 
     /// How much longer a pair takes where two blocks of one warpgroup share a multiprocessor, each of which computes while the
     /// other waits.
-    pub(super) const SHARED: f64 = 1.35;
+    pub(super) const SHARED: f64 = 1.34;
+
+    /// A key and its value of one KV head on their way from memory (5.5 TB/s). Where several tiles read them, half of
+    /// the other reads find them in L2.
+    pub(super) const COPIED: f64 = 0.73;
+    pub(super) const READ_AGAIN: f64 = 0.5;
 
     /// How many clusters of 1 to 8 blocks run at once on the 132 multiprocessors of an H200, with one block each and with two
     /// (cuOccupancyMaxActiveClusters; 7: what was seen to run). All blocks of one share a GPC, and GPCs differ.
@@ -165,21 +169,24 @@ fn persistent(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability)
 }
 
 /// Clusters take one tile each. As many as fit run at once, then as many again; the last ones may have multiprocessors for
-/// themselves that others had to share.
+/// themselves that others had to share. All of those that run at once wait for keys and values, of which few rows need many.
 fn split(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
     let (rows, step, cluster) = (f64::from(entry.block_q), f64::from(entry.block_kv), grid.cluster().max(1));
+    let (tiles, tiles_of_head) = (grid.tiles() as f64, f64::from(grid.tiles_of_head().max(1)));
     let at_once = |blocks_per_sm| hopper::clusters_at_once(multiprocessors(device), blocks_per_sm, cluster);
+    let reads_of_a_key = (1.0 + hopper::READ_AGAIN * (tiles_of_head - 1.0)) / tiles_of_head;
     // The time of `clusters` that run at once. Merging takes as long as a step.
     let turn = |clusters: f64, keys: f64| {
         let steps = (keys / step / f64::from(cluster)).ceil() + 1.0;
         let work = rows * step * steps * hopper::pair_alone(entry.block_q);
+        let copies = clusters * keys * reads_of_a_key * hopper::COPIED;
         match (entry.block_q < LARGE_ROWS, clusters > at_once(1)) {
-            (true, true) => hopper::START_SHARED + work * hopper::SHARED,
-            (true, false) => hopper::START_SMALL_SHARES + work,
-            (false, _) => hopper::START_SHARES + work,
+            (true, true) => hopper::START_SHARED + copies.max(work * hopper::SHARED),
+            (true, false) => hopper::START_SMALL_SHARES + copies.max(work),
+            (false, _) => hopper::START_SHARES + copies.max(work),
         }
     };
-    let (tiles, at_once) = (grid.tiles() as f64, at_once(entry.blocks_per_sm));
+    let at_once = at_once(entry.blocks_per_sm);
     let before = (tiles / at_once).ceil() - 1.0;
     let last = tiles - before * at_once;
     let keys = keys_of_a_row(problem);
