@@ -26,25 +26,35 @@ fn small_tile(head_dim: u32) -> f64 {
 const ALONE: f64 = 1.2;
 
 /// The constants of Hopper's kernels, fitted to 396 shapes of 8 to 8,192 tokens, over up to 30,000 keys, at head_dim 64, 96, 128 and
-/// 256, and to 43 of 512 to 16,384 tokens in a row of launches at the limit of power (bf16, H200, 2026-11-30 and 12-01; RESULTS.md).
-/// On these dispatch picks what takes 0.6 % more than the fastest form and cluster on average, and 12 % more at worst.
+/// 256, and to 53 of 512 to 16,384 tokens at head_dim 80 to 256, in a row of launches at the limit of power (bf16, H200, 2026-11-30 and 12-01; RESULTS.md).
+/// On these dispatch picks what takes 0.5 % more than the fastest form and cluster on average, and 12 % more at worst.
 mod hopper {
+    use crate::catalog::Entry;
+
     /// A pair where a tile's rows are two warpgroups'.
     const PAIR: f64 = 0.576;
 
     /// A pair in tiles of so many rows, where nothing else is computed. One warpgroup waits for its own products.
     pub(super) fn pair_alone(block_q: u32) -> f64 {
         match block_q / 64 {
-            0 | 1 => PAIR * 1.65,
+            0 | 1 => PAIR * 1.61,
             2 => PAIR,
-            _ => PAIR * 0.9,
+            _ => PAIR * 0.95,
         }
     }
 
     /// A pair where all multiprocessors compute. `neighbours`: how many blocks read K and V together, 1 if each reads its own.
-    /// Three warpgroups, and neighbours, read K and V from L2 less often, which leaves more of the GPU's power to the products.
-    pub(super) fn pair(block_q: u32, neighbours: u32) -> f64 {
-        if reads_less(block_q, neighbours) { PAIR * 0.93 } else { pair_alone(block_q) }
+    /// Three warpgroups, and neighbours, read K and V from L2 less often, which leaves more of the GPU's power to the products. At
+    /// head_dim 64 and 80, where exponentials take as long as products, three warpgroups also hide one another's better. Neighbours save less
+    /// where the heads of a group read the same keys anyway.
+    pub(super) fn pair(entry: &Entry, neighbours: u32, group: u32) -> f64 {
+        match (entry.head_dim, reads_less(entry.block_q, neighbours)) {
+            (64, true) => PAIR * 0.855,
+            (80, true) => PAIR * 0.88,
+            (_, true) if neighbours > 1 && group > 1 => PAIR * 0.95 * 1.012,
+            (_, true) => PAIR * 0.95,
+            (_, false) => pair_alone(entry.block_q),
+        }
     }
 
     fn reads_less(block_q: u32, neighbours: u32) -> bool {
@@ -52,39 +62,39 @@ mod hopper {
     }
 
     /// What going from a tile to the next costs, in keys: about a step (3,800 clocks, where a step takes 2,048), and not less than
-    /// 120 where three warpgroups change tiles, or two blocks together.
+    /// 150 where three warpgroups change tiles, or two blocks together.
     pub(super) fn tile_change(block_q: u32, block_kv: u32, neighbours: u32) -> u32 {
-        if reads_less(block_q, neighbours) { block_kv.max(120) } else { block_kv }
+        if reads_less(block_q, neighbours) { block_kv.max(150) } else { block_kv }
     }
 
     /// How much less a pair takes where tiles follow one another, or how much more, for one warpgroup that waits at each change.
     pub(super) fn in_a_stream(block_q: u32) -> f64 {
-        if block_q <= 64 { 1.05 } else { 0.975 }
+        if block_q <= 64 { 1.08 } else { 0.98 }
     }
 
     /// The same for one warpgroup that shares its multiprocessor with another's: both together are faster than one.
     pub(super) fn in_two_streams(head_dim: u32) -> f64 {
-        if head_dim == 96 { 1.96 } else { 1.685 }
+        if head_dim == 96 { 2.1 } else { 1.7 }
     }
 
-    /// What a launch needs in addition, to start and to end: nothing with one warpgroup; some with two (2.8 us at head_dim 128);
-    /// more with three, or with two blocks together.
+    /// What a launch needs in addition, to start and to end: nothing with one warpgroup; some with two (2.5 us at head_dim 128);
+    /// a little more with three, or with two blocks together.
     pub(super) fn start(block_q: u32, neighbours: u32) -> f64 {
         match (block_q / 64, neighbours) {
             (0 | 1, _) => 0.0,
-            (2, 0 | 1) => 21_800.0,
-            _ => 30_600.0,
+            (2, 0 | 1) => 19_500.0,
+            _ => 20_700.0,
         }
     }
 
     /// What clusters need that merge shares, of 64 rows and of more, and of 64 where two blocks share a multiprocessor.
-    pub(super) const START_SMALL_SHARES: f64 = 12_500.0;
-    pub(super) const START_SHARES: f64 = 44_000.0;
-    pub(super) const START_SHARED: f64 = 20_000.0;
+    pub(super) const START_SMALL_SHARES: f64 = 14_000.0;
+    pub(super) const START_SHARES: f64 = 42_500.0;
+    pub(super) const START_SHARED: f64 = 19_000.0;
 
     /// How much longer a pair takes where two blocks of one warpgroup share a multiprocessor, each of which computes while the
     /// other waits.
-    pub(super) const SHARED: f64 = 1.34;
+    pub(super) const SHARED: f64 = 1.37;
 
     /// A key and its value of one KV head on their way from memory (5.5 TB/s). Where several tiles read them, half of
     /// the other reads find them in L2.
@@ -127,6 +137,21 @@ fn keys_of_a_row(problem: &Problem) -> f64 {
     }
 }
 
+/// Keys that the last row of a tile sees, on average over a head's tiles. Under the causal mask the first tile sees fewest.
+fn keys_of_a_tile(problem: &Problem, rows: f64) -> f64 {
+    let shape = problem.shape();
+    let (q_len, kv_len) = (f64::from(shape.q_len), f64::from(shape.kv_len));
+    match problem.mask() {
+        Mask::Full => kv_len,
+        Mask::Causal if kv_len >= q_len => {
+            let tiles = (q_len / rows).ceil();
+            // The last one ends with the queries.
+            kv_len - q_len + (rows * tiles * (tiles - 1.0) / 2.0 + q_len) / tiles
+        }
+        Mask::Causal => keys_of_a_row(problem) + rows.min(q_len) / 2.0,
+    }
+}
+
 fn multiprocessors(device: Capability) -> f64 {
     f64::from(device.multiprocessors.max(1))
 }
@@ -145,14 +170,11 @@ fn persistent(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability)
     let (shape, step, neighbours) = (problem.shape(), f64::from(entry.block_kv), grid.cluster().max(1));
     let (q_len, kv_len) = (f64::from(shape.q_len), f64::from(shape.kv_len));
     let change = f64::from(hopper::tile_change(entry.block_q, entry.block_kv, neighbours));
-    // A tile's rows work on the keys that its last one sees, in whole steps. Under the causal mask the first tile sees fewest.
+    // A tile's rows work on the keys that its last one sees, in whole steps.
     let rows = f64::from(entry.block_q) * f64::from(neighbours);
-    let (unseen, fewest) = match problem.mask() {
-        Mask::Causal => ((rows.min(q_len) + step) / 2.0, (kv_len - q_len + rows).clamp(0.0, kv_len)),
-        Mask::Full => (0.0, kv_len),
-    };
-    let keys = (keys_of_a_row(problem) + unseen).min(kv_len + step) + change;
-    let pair = hopper::pair(entry.block_q, neighbours);
+    let keys = (keys_of_a_tile(problem, rows) + if problem.mask() == Mask::Causal { step / 2.0 } else { 0.0 }).min(kv_len + step) + change;
+    let fewest = if problem.mask() == Mask::Causal { (kv_len - q_len + rows).clamp(0.0, kv_len) } else { kv_len };
+    let pair = hopper::pair(entry, neighbours, problem.group());
     let (tiles, multiprocessors) = (grid.tiles() as f64, multiprocessors(device));
     // No multiprocessor is shared while there is one for each tile.
     let shared = grid.blocks_per_sm() > 1 && tiles > multiprocessors;
