@@ -2,7 +2,8 @@
 //!
 //! The unit is the time in which a multiprocessor, kept busy with large tiles of `mma.sync`, computes one row-key pair: 0.127 ns
 //! on an H200 at head_dim 128. A launch takes as long as the larger of two things: all its pairs, shared out among the
-//! multiprocessors, and the block that sees the most keys, alone. Blocks start with the longest, so that little else matters.
+//! multiprocessors, and the block that sees the most keys, alone. Blocks start with the longest, so that little else matters:
+//! where keys are split, what merging needs, and how fast keys and values arrive.
 
 use crate::catalog::{Entry, Schedule};
 use crate::dispatch::Capability;
@@ -45,8 +46,8 @@ mod hopper {
 
     /// A pair where all multiprocessors compute. `neighbours`: how many blocks read K and V together, 1 if each reads its own.
     /// Three warpgroups, and neighbours, read K and V from L2 less often, which leaves more of the GPU's power to the products. At
-    /// head_dim 64 and 80, where exponentials take as long as products, three warpgroups also hide one another's better. Neighbours save less
-    /// where the heads of a group read the same keys anyway.
+    /// head_dim 64 and 80, where exponentials take as long as products, three warpgroups also hide one another's better. Neighbours
+    /// save less where the heads of a group read the same keys anyway.
     pub(super) fn pair(entry: &Entry, neighbours: u32, group: u32) -> f64 {
         match (entry.head_dim, reads_less(entry.block_q, neighbours)) {
             (64, true) => PAIR * 0.855,
@@ -137,7 +138,7 @@ fn keys_of_a_row(problem: &Problem) -> f64 {
     }
 }
 
-/// Keys that the last row of a tile sees, on average over a head's tiles. Under the causal mask the first tile sees fewest.
+/// Keys that the last row of a tile sees, on average over a head's tiles.
 fn keys_of_a_tile(problem: &Problem, rows: f64) -> f64 {
     let shape = problem.shape();
     let (q_len, kv_len) = (f64::from(shape.q_len), f64::from(shape.kv_len));
@@ -170,10 +171,13 @@ fn persistent(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability)
     let (shape, step, neighbours) = (problem.shape(), f64::from(entry.block_kv), grid.cluster().max(1));
     let (q_len, kv_len) = (f64::from(shape.q_len), f64::from(shape.kv_len));
     let change = f64::from(hopper::tile_change(entry.block_q, entry.block_kv, neighbours));
-    // A tile's rows work on the keys that its last one sees, in whole steps.
+    // A tile's rows work on the keys that its last one sees, in whole steps. Under the causal mask the first tile sees fewest.
     let rows = f64::from(entry.block_q) * f64::from(neighbours);
-    let keys = (keys_of_a_tile(problem, rows) + if problem.mask() == Mask::Causal { step / 2.0 } else { 0.0 }).min(kv_len + step) + change;
-    let fewest = if problem.mask() == Mask::Causal { (kv_len - q_len + rows).clamp(0.0, kv_len) } else { kv_len };
+    let (part_of_step, fewest) = match problem.mask() {
+        Mask::Causal => (step / 2.0, (kv_len - q_len + rows).clamp(0.0, kv_len)),
+        Mask::Full => (0.0, kv_len),
+    };
+    let keys = (keys_of_a_tile(problem, rows) + part_of_step).min(kv_len + step) + change;
     let pair = hopper::pair(entry, neighbours, problem.group());
     let (tiles, multiprocessors) = (grid.tiles() as f64, multiprocessors(device));
     // No multiprocessor is shared while there is one for each tile.

@@ -137,9 +137,9 @@ impl fmt::Display for Choice {
 /// 1. machine code to PTX;
 /// 2. copies by 16 bytes to copies by 4;
 /// 3. the newest architecture that the device runs, `sm_90` and `sm_90a` being one;
-/// 4. the tiling, and the size of clusters, whose launch is expected to end first: large tiles cost less for each row, small
-///    ones spread few rows over more multiprocessors, tiles packed with the heads of a group waste no rows on few query tokens,
-///    and clusters spread the keys of few tiles;
+/// 4. the tiling, the size of clusters and the blocks of a multiprocessor whose launch is expected to end first: large tiles cost
+///    less for each row, small ones spread few rows over more multiprocessors or share one, tiles packed with the heads of a group
+///    waste no rows on few query tokens, and clusters spread the keys of few tiles;
 /// 5. the largest tiles;
 /// 6. a kernel for every ratio to one for this ratio alone, which packs a group of heads: it is chosen where that saves tiles;
 /// 7. a kernel made for the mask to one that takes it as a parameter;
