@@ -2,7 +2,7 @@
 //!
 //! A block's weights are 2^(scale S - m), where m is *not* the running maximum: it is the maximum over the first 64 columns
 //! of the row's first block, a little above for rows that see few of them ([`headroom`]), and moves to the running maximum only
-//! if a block's weights grow beyond [`LIMIT`]. Masked blocks are few: there m is the running maximum. Softmax does not depend
+//! if a block's weights grow beyond [`limit`]. Masked blocks are few: there m is the running maximum. Softmax does not depend
 //! on m; only range and rounding do:
 //! - Weights are f32 with 2^127 of headroom. If they exceed it, the block is computed anew against the right m.
 //! - Packed in 16 bits, weights round best just below 1, and 1 itself is exact. That matters where a few keys carry the mass,
@@ -17,11 +17,13 @@ use crate::ptx::builder::Kernel;
 use crate::ptx::types::{Bits32, Reg, Var};
 use crate::ptx::warpgroup::Accumulator;
 
-/// Sum of a lane's weights of one block that calls for a new reference. 32 weights, none above 1, stay below it whatever the
-/// noise in [`Weight::row_sums`]: a row that does not grow moves nothing. Against FlashAttention-3's errors, simulated for 256
-/// to 2,048 keys in blocks of 128, 34 gives 1.04 at most on four equal sinks, and 64 gives 1.12. With scores of standard
-/// deviation 1 a warp's rows exceed it in one block of 500 at most; with 2, in one of 6 to 12.
-const LIMIT: f32 = 34.0;
+/// Sum of a lane's weights of one block of `block_kv` keys that calls for a new reference. A quarter as many weights, none above 1,
+/// stay below it whatever the noise in [`Weight::row_sums`]: a row that does not grow moves nothing. Against FlashAttention-3's
+/// errors, simulated for 256 to 2,048 keys in blocks of 128, 34 gives 1.04 at most on four equal sinks, and 64 gives 1.12. With
+/// scores of standard deviation 1 a warp's rows exceed it in one block of 500 at most; with 2, in one of 6 to 12.
+fn limit(block_kv: u32) -> f32 {
+    (block_kv / 4 + 2) as f32
+}
 
 /// Sum beyond which weights may have overflowed: the block is computed anew.
 const OVERFLOW: f32 = (1u128 << 120) as f32;
@@ -114,7 +116,7 @@ impl<'k, E: Weight> Rows<'k, E> {
 
     /// Whether the current block's weights have outgrown the reference in some row of the warp: uniform.
     pub fn have_grown(&self) -> Reg<'k, bool> {
-        is_any_above(&self.block.get(), LIMIT)
+        is_any_above(&self.block.get(), limit(4 * self.p.len() as u32))
     }
 
     /// Adds the current block to l.
