@@ -10,8 +10,8 @@
 //! ```
 //! What the kernel does differently. The numbers are TFLOP/s at head_dim 128, causal, with 512 / 2k / 8k / 16k tokens (H200,
 //! 2026-11), of an early form, whose warpgroups took turns at their exponentials (6). It reached 413/608/684/705 with all of these:
-//! 1. A grid of as many blocks as multiprocessors stays and claims tiles of query rows, those that see the most keys
-//!    first ([`claims`](crate::tile::claims)): 268/500/586/602 with a fixed share of tiles for each block instead.
+//! 1. A grid of as many blocks as multiprocessors, or twice as many (10), stays and claims tiles of query rows, those that see
+//!    the most keys first ([`claims`](crate::tile::claims)): 268/500/586/602 with a fixed share of tiles for each block instead.
 //! 2. One warp (the [`producer`]) copies tiles of Q, K and V to shared memory; two or three [`consumer`] warpgroups
 //!    multiply, 64 query rows each.
 //! 3. S of the next block and O += P V of the last one run on the tensor cores together, and the softmax in their
@@ -28,8 +28,9 @@
 //! 9. The split form is for few rows over many keys: a tile takes (token, query head) pairs, so that K and V are read once
 //!    per group, and the blocks of a cluster [`share`] its keys, and then the columns of its output. 64 tokens over 4,096 keys,
 //!    32 heads over 8: 15.7 us, against 33.5 in the short form.
-//! 10. Up to head_dim 128 two blocks of one warpgroup share a multiprocessor: one multiplies while the other is at its
-//!     exponentials. 200 tokens of 40 heads over 8: 5.9 us, against 7.9 with one block, and 7.2 in tiles of 128 rows.
+//! 10. At head_dim 64, 96 and 128 two blocks of 64 rows, of one consumer warpgroup each, share a multiprocessor: one multiplies while
+//!     the other is at its exponentials. 200 tokens of 40 heads over 8: 5.9 us, against 6.7 with one block, and 7.2 in tiles of 128
+//!     rows.
 //!
 //! A launch may be a programmatic one, whose grid starts while the grid before it in the stream still runs (PTX ISA,
 //! "griddepcontrol"; both instructions do nothing in other launches). That changes no result:
@@ -152,8 +153,8 @@ const FIRST_TILE: u32 = 1024;
 const fn shared_layout(t: &Tiling) -> SharedLayout {
     if t.form.splits_keys() {
         let rings = layout_with(t, 1, 0);
-        let end = shares_end(t, share::clusters(t));
-        let (sums, tiles_end) = (end - share::sums_bytes(t), rings.v.buffers_end());
+        let sums = sums_at(t, share::clusters(t));
+        let (end, tiles_end) = (sums + share::sums_bytes(t), rings.v.buffers_end());
         return SharedLayout { o: rings.q.buffers, sums, end: if end > tiles_end { end } else { tiles_end }, ..rings };
     }
     let chunks = t.value_dim / Chunk::of(t.value_dim).columns;
@@ -168,9 +169,9 @@ const fn shared_layout(t: &Tiling) -> SharedLayout {
     layout
 }
 
-/// Where the shares of a tile, m and l behind them, end that a block receives in clusters of these sizes; they begin where K was.
-const fn shares_end(t: &Tiling, clusters: &[u32]) -> u32 {
-    layout_with(t, 1, 0).k.buffers + share::most_received_bytes(t, clusters) + share::sums_bytes(t)
+/// Where m and l of all shares lie: behind the shares that a block receives in clusters of these sizes, which begin where K was.
+const fn sums_at(t: &Tiling, clusters: &[u32]) -> u32 {
+    layout_with(t, 1, 0).k.buffers + share::most_received_bytes(t, clusters)
 }
 
 /// Shared memory that each of the blocks that share a multiprocessor can have. The driver keeps some of each block's for itself.

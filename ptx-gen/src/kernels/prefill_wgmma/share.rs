@@ -7,8 +7,8 @@
 //! what goes from block to block is each value once, and nobody waits for the way there and back.
 //!
 //! Two barriers of the cluster order this:
-//! 1. In front of the sending: every block runs, and is done with K, V and Q, where shares and slices are put. It orders no
-//!    writes, for what was read has been used.
+//! 1. In front of the sending: every block runs, and is done with Q, K and V, in whose place slices, shares, m and l are put. It
+//!    orders no writes, for what was read has been used.
 //! 2. Behind the sending: all shares are there, and visible. From then on no block accesses another's memory, so that each
 //!    ends as soon as its slices are written.
 //!
@@ -49,8 +49,9 @@ const QUAD: u32 = 4;
 pub const fn clusters(t: &Tiling) -> &'static [u32] {
     const SIZES: [&[u32]; 3] = [&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4, 6, 8], &[1, 2, 4, 8]];
     let mut n = 0;
-    while super::shares_end(t, SIZES[n]) > super::shared_limit(t) {
+    while super::sums_at(t, SIZES[n]) + sums_bytes(t) > super::shared_limit(t) {
         n += 1;
+        assert!(n < SIZES.len(), "the shares of a tile exceed the shared memory of a block");
     }
     SIZES[n]
 }
@@ -81,8 +82,9 @@ pub const fn sums_bytes(t: &Tiling) -> u32 {
     MOST_BLOCKS * t.block_q * SUMS_BYTES
 }
 
-/// The shares of a tile, as a consumer thread sees them. In shared memory, m and l lie at `sums`, `[blocks][rows][2]`; what
-/// is merged here lies where K and V were, `[slices][blocks][pieces][threads][4]`.
+/// The shares of a tile, as a consumer thread sees them. In shared memory, what is merged here lies from K on,
+/// `[slices][blocks][pieces][threads][4]`, and may end beyond V; m and l lie behind the most that it can be, at `sums`,
+/// `[blocks][rows][2]`.
 pub struct Shares<'a, 'k> {
     k: &'k Kernel,
     block: &'a Block<'a, 'k>,
