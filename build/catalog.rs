@@ -84,17 +84,20 @@ fn entry(text: &mut String, kernel: &Kernel, assembled: &Assembled, checker: &st
     field("threads", &v.threads);
     field("shared_bytes", &v.shared_bytes);
     field("blocks_per_sm", &v.blocks_per_sm);
-    field("schedule", &schedule_literal(&v.schedule));
+    field("schedule", &schedule_literal(v));
     field("models", &format!("{:?}", v.models));
     field("cubins", &format!("&[{cubins}]"));
     field("ptx", &ptx.unwrap_or_else(|| "None".to_owned()));
     text.push_str("    },\n");
 }
 
-fn schedule_literal(schedule: &Schedule) -> String {
-    match schedule {
+fn schedule_literal(variant: &Variant) -> String {
+    match &variant.schedule {
         Schedule::Grid => "Schedule::Grid".to_owned(),
-        Schedule::Persistent(boxes, cluster) => format!("Schedule::Persistent {{ boxes: {}, cluster: {cluster} }}", boxes_literal(boxes)),
+        Schedule::Persistent(boxes, cluster) => {
+            let together: Vec<u32> = (1..=variant.blocks_per_sm).collect();
+            format!("Schedule::Persistent {{ boxes: {}, cluster: {cluster}, together: &{together:?} }}", boxes_literal(boxes))
+        }
         Schedule::Split(boxes, clusters) => {
             format!("Schedule::Split {{ boxes: {}, clusters: &{clusters:?} }}", boxes_literal(boxes))
         }

@@ -21,9 +21,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use attnpack::cudarc::driver::CudaStream;
-use attnpack::{Code, Device, Pointers, Problem, Schedule, build_info, catalog};
+use attnpack::{Code, Device, Entry, Pointers, Problem, Schedule, build_info, catalog};
 use inputs::InputSet;
-use reference::kernels::in_clusters;
+use reference::kernels::with_blocks;
 use serde_json::{Value, json};
 use shape::BenchShape;
 use support::{context, describe, driver_error, driver_version, launch_us};
@@ -36,6 +36,7 @@ usage: cargo run --release --example bench -- [OPTIONS] SHAPE...
   --set NAME    of the file, only the shapes of this set
   --entry NAME  this kernel, whatever dispatch would choose
   --cluster N   with a kernel that splits the keys of a tile: among N blocks
+  --together N  with a kernel whose blocks stay: N blocks for each multiprocessor
   --programmatic  launches may start while the one before still runs (programmatic dependent launch)
   --sets N      N sets of tensors in turn; without it, as many as exceed twice the L2 cache, at least 2
   --out FILE    the results as JSON, too";
@@ -43,8 +44,9 @@ usage: cargo run --release --example bench -- [OPTIONS] SHAPE...
 #[derive(Default)]
 struct Options {
     shapes: Vec<BenchShape>,
-    entry: Option<String>,
-    cluster: Option<u32>,
+    entry: Option<&'static Entry>,
+    /// Blocks of a cluster, or of a multiprocessor.
+    blocks: Option<u32>,
     programmatic: bool,
     sets: Option<usize>,
     out: Option<String>,
@@ -74,15 +76,15 @@ fn main() -> ExitCode {
 /// `None`: help is asked for.
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
     let (mut options, mut set) = (Options::default(), None);
+    let (mut cluster, mut together) = (None, None);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
         match arg.as_str() {
             "--json" => options.shapes.extend(BenchShape::read_json(&value()?)?),
             "--set" => set = Some(value()?),
-            "--entry" => options.entry = Some(value()?),
-            "--cluster" => {
-                options.cluster = Some(value()?.parse().ok().filter(|blocks| *blocks > 0).ok_or("--cluster needs a number above 0")?)
-            }
+            "--entry" => options.entry = Some(entry(&value()?)?),
+            "--cluster" => cluster = Some(value()?.parse().map_err(|_| "--cluster needs a number")?),
+            "--together" => together = Some(value()?.parse().map_err(|_| "--together needs a number")?),
             "--programmatic" => options.programmatic = true,
             "--sets" => options.sets = Some(value()?.parse().ok().filter(|sets| *sets > 0).ok_or("--sets needs a number above 0")?),
             "--out" => options.out = Some(value()?),
@@ -95,19 +97,24 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, Stri
     if options.shapes.is_empty() {
         return Err("there is no shape to time".to_owned());
     }
-    let entry = options
-        .entry
-        .as_ref()
-        .map(|name| catalog().iter().find(|entry| entry.name == name).ok_or_else(|| format!("this build has no kernel '{name}'")));
-    let schedule = entry.transpose()?.map(|entry| entry.schedule);
-    match (options.cluster, schedule) {
-        (None, _) => Ok(Some(options)),
-        (Some(blocks), Some(Schedule::Split { clusters, .. })) if clusters.contains(&blocks) => Ok(Some(options)),
-        (Some(blocks), Some(Schedule::Split { clusters, .. })) => {
-            Err(format!("--cluster {blocks}: the kernel works in clusters of {clusters:?} blocks"))
-        }
-        (Some(_), _) => Err("--cluster needs the --entry of a kernel that splits the keys of a tile".to_owned()),
-    }
+    options.blocks = blocks(options.entry.map(|entry| entry.schedule), cluster, together)?;
+    Ok(Some(options))
+}
+
+fn entry(name: &str) -> Result<&'static Entry, String> {
+    catalog().iter().find(|entry| entry.name == name).ok_or_else(|| format!("this build has no kernel '{name}'"))
+}
+
+/// The number of blocks that is asked for, if the kernel can have it.
+fn blocks(schedule: Option<Schedule>, cluster: Option<u32>, together: Option<u32>) -> Result<Option<u32>, String> {
+    let (option, blocks, numbers) = match (schedule, cluster, together) {
+        (_, None, None) => return Ok(None),
+        (Some(Schedule::Split { clusters, .. }), Some(blocks), None) => ("--cluster", blocks, clusters),
+        (Some(Schedule::Persistent { together, .. }), None, Some(blocks)) => ("--together", blocks, together),
+        (_, Some(_), _) => return Err("--cluster needs the --entry of a kernel that splits the keys of a tile".to_owned()),
+        (_, None, Some(_)) => return Err("--together needs the --entry of a kernel whose blocks stay".to_owned()),
+    };
+    if numbers.contains(&blocks) { Ok(Some(blocks)) } else { Err(format!("{option} {blocks}: the kernel can have one of {numbers:?}")) }
 }
 
 fn bench(options: &Options) -> Result<(), String> {
@@ -115,9 +122,9 @@ fn bench(options: &Options) -> Result<(), String> {
     // SAFETY: one stream is used, and nothing is shared between threads. Events would get into the way of the capture.
     unsafe { context(&device)?.disable_event_tracking() };
     let stream = context(&device)?.new_stream().map_err(driver_error)?;
-    let device = match options.entry.as_ref().and_then(|name| catalog().iter().find(|entry| entry.name == name)) {
+    let device = match options.entry {
         Some(entry) => {
-            let entry = options.cluster.map_or(entry, |blocks| in_clusters(entry, Box::leak(Box::new(blocks))));
+            let entry = options.blocks.map_or(entry, |blocks| with_blocks(entry, Box::leak(Box::new(blocks))));
             // SAFETY: the entry is a packaged one.
             unsafe { device.with_catalog(std::slice::from_ref(entry)) }
         }

@@ -116,13 +116,15 @@ pub enum MaskSupport {
 pub enum Schedule {
     /// A block for each tile. Tensors by address and strides.
     Grid,
-    /// As many blocks as there are multiprocessors, or up to [`Entry::blocks_per_sm`] times as many, in whole clusters, which stay
-    /// and claim tiles, and no more than there are tiles. Tensors by tensor maps.
+    /// One block or some for each multiprocessor, in whole clusters, which stay and claim tiles, and no more than there are
+    /// tiles. Tensors by tensor maps.
     Persistent {
         /// Of the tensor maps.
         boxes: Boxes,
         /// Blocks of a cluster, which take neighbouring tiles of a head together; 1: each takes its own.
         cluster: u32,
+        /// How many blocks a multiprocessor can be given; dispatch picks one number for each launch.
+        together: &'static [u32],
     },
     /// A cluster of blocks for each tile; each block takes a share of its keys. A tile has the query tokens of all heads of a
     /// group, as many as there are rows for. Tensors by tensor maps.

@@ -26,9 +26,10 @@ fn small_tile(head_dim: u32) -> f64 {
 /// 128 (12 heads of 2,048 tokens, 57 against 63 us) and 240 (1.04 times), tie at 256 and lose from 384 on (0.9).
 const ALONE: f64 = 1.2;
 
-/// The constants of Hopper's kernels, fitted to 396 shapes of 8 to 8,192 tokens, over up to 30,000 keys, at head_dim 64, 96, 128 and
-/// 256, and to 53 of 512 to 16,384 tokens at head_dim 80 to 256, in a row of launches at the limit of power (bf16, H200, 2026-11-30 and 12-01; RESULTS.md).
-/// On these dispatch picks what takes 0.5 % more than the fastest form and cluster on average, and 12 % more at worst.
+/// The constants of Hopper's kernels, fitted to 396 shapes of 8 to 8,192 tokens, over up to 30,000 keys, at head_dim 64, 96, 128
+/// and 256, and 43 of 512 to 16,384 tokens in a row of launches at the limit of power (bf16, H200, 2026-11-30 and 12-01;
+/// RESULTS.md, "The choice among forms"). On these dispatch picks what takes 0.5 % more than the fastest form and cluster on
+/// average, and 12 % more at worst.
 mod hopper {
     use crate::catalog::Entry;
 
@@ -73,7 +74,8 @@ mod hopper {
         if block_q <= 64 { 1.08 } else { 0.98 }
     }
 
-    /// The same for one warpgroup that shares its multiprocessor with another's: both together are faster than one.
+    /// The same for one warpgroup that shares its multiprocessor with another's: both together are faster than one. Less so at head_dim
+    /// 96, whose rows are swizzled within 64 bytes.
     pub(super) fn in_two_streams(head_dim: u32) -> f64 {
         if head_dim == 96 { 2.1 } else { 1.7 }
     }
@@ -88,17 +90,17 @@ mod hopper {
         }
     }
 
-    /// What clusters need that merge shares, of 64 rows and of more, and of 64 where two blocks share a multiprocessor.
-    pub(super) const START_SMALL_SHARES: f64 = 14_000.0;
-    pub(super) const START_SHARES: f64 = 42_500.0;
-    pub(super) const START_SHARED: f64 = 19_000.0;
+    /// What clusters need in addition, to merge: with 64 rows, with more, and with 64 where two blocks share a multiprocessor.
+    pub(super) const MERGE_SMALL: f64 = 14_000.0;
+    pub(super) const MERGE_LARGE: f64 = 42_500.0;
+    pub(super) const MERGE_TWO_BLOCKS: f64 = 19_000.0;
 
     /// How much longer a pair takes where two blocks of one warpgroup share a multiprocessor, each of which computes while the
     /// other waits.
-    pub(super) const SHARED: f64 = 1.37;
+    pub(super) const TWO_BLOCKS_SLOWDOWN: f64 = 1.37;
 
-    /// A key and its value of one KV head on their way from memory (5.5 TB/s). Where several tiles read them, half of
-    /// the other reads find them in L2.
+    /// A key and its value of one KV head on their way from memory and through L2, whatever the number of multiprocessors, as fitted:
+    /// 512 bytes in 0.093 ns at head_dim 128. Where several tiles read them, half of the other reads cost as much again.
     pub(super) const COPIED: f64 = 0.73;
     pub(super) const READ_AGAIN: f64 = 0.5;
 
@@ -109,7 +111,7 @@ mod hopper {
     /// How many clusters of so many blocks run at once, of which `blocks_per_sm` share a multiprocessor.
     pub(super) fn clusters_at_once(multiprocessors: f64, blocks_per_sm: u32, cluster: u32) -> f64 {
         let of_h200 = CLUSTERS[blocks_per_sm.clamp(1, 2) as usize - 1][cluster.clamp(1, 8) as usize - 1];
-        (multiprocessors / 132.0 * of_h200).floor().max(1.0)
+        (multiprocessors * of_h200 / 132.0).floor().max(1.0)
     }
 }
 
@@ -138,19 +140,18 @@ fn keys_of_a_row(problem: &Problem) -> f64 {
     }
 }
 
-/// Keys that the last row of a tile sees, on average over a head's tiles.
-fn keys_of_a_tile(problem: &Problem, rows: f64) -> f64 {
-    let shape = problem.shape();
-    let (q_len, kv_len) = (f64::from(shape.q_len), f64::from(shape.kv_len));
-    match problem.mask() {
-        Mask::Full => kv_len,
-        Mask::Causal if kv_len >= q_len => {
-            let tiles = (q_len / rows).ceil();
-            // The last one ends with the queries.
-            kv_len - q_len + (rows * tiles * (tiles - 1.0) / 2.0 + q_len) / tiles
-        }
-        Mask::Causal => keys_of_a_row(problem) + rows.min(q_len) / 2.0,
+/// Keys that the last row of a tile sees, on average over the tiles of a head.
+fn keys_of_a_tile(mask: Mask, [q_len, kv_len]: [u32; 2], rows: f64) -> f64 {
+    let (q_len, kv_len) = (f64::from(q_len), f64::from(kv_len));
+    if mask == Mask::Full {
+        return kv_len;
     }
+    // Tile i ends with row (i + 1) rows, the last one with the queries; it sees nothing where that is at most q_len - kv_len.
+    let tiles = (q_len / rows).ceil();
+    let blind = ((q_len - kv_len).max(0.0) / rows).floor().min(tiles - 1.0);
+    let seeing = tiles - 1.0 - blind;
+    let ends = rows * seeing * (blind + 1.0 + tiles - 1.0) / 2.0;
+    (ends + seeing * (kv_len - q_len) + kv_len) / tiles
 }
 
 fn multiprocessors(device: Capability) -> f64 {
@@ -177,19 +178,19 @@ fn persistent(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability)
         Mask::Causal => (step / 2.0, (kv_len - q_len + rows).clamp(0.0, kv_len)),
         Mask::Full => (0.0, kv_len),
     };
-    let keys = (keys_of_a_tile(problem, rows) + part_of_step).min(kv_len + step) + change;
+    let keys = (keys_of_a_tile(problem.mask(), [shape.q_len, shape.kv_len], rows) + part_of_step).min(kv_len + step) + change;
     let pair = hopper::pair(entry, neighbours, problem.group());
     let (tiles, multiprocessors) = (grid.tiles() as f64, multiprocessors(device));
     // No multiprocessor is shared while there is one for each tile.
-    let shared = grid.blocks_per_sm() > 1 && tiles > multiprocessors;
-    let (blocks_per_sm, in_a_stream, longest_shares) = match shared {
-        true => (grid.blocks_per_sm(), hopper::in_two_streams(entry.head_dim), hopper::SHARED),
+    let shared = grid.together() > 1 && tiles > multiprocessors;
+    let (together, in_a_stream, slowdown_of_longest) = match shared {
+        true => (grid.together(), hopper::in_two_streams(entry.head_dim), hopper::TWO_BLOCKS_SLOWDOWN),
         false => (1, hopper::in_a_stream(entry.block_q), 1.0),
     };
     // Those who get no tile in the last round wait for it, and its tiles are the shortest.
-    let rounds = tiles / (multiprocessors * f64::from(blocks_per_sm) / f64::from(neighbours));
+    let rounds = tiles / (multiprocessors * f64::from(together) / f64::from(neighbours));
     let all = (rounds * keys + (rounds.ceil() - rounds) * keys.min(fewest + change)) * f64::from(entry.block_q) * pair * in_a_stream;
-    let longest = f64::from(entry.block_q) * (kv_len + step) * hopper::pair_alone(entry.block_q) * longest_shares;
+    let longest = f64::from(entry.block_q) * (kv_len + step) * hopper::pair_alone(entry.block_q) * slowdown_of_longest;
     let start = hopper::start(entry.block_q, neighbours);
     [start + all.max(longest), all]
 }
@@ -199,23 +200,53 @@ fn persistent(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability)
 fn split(entry: &Entry, grid: &Grid, problem: &Problem, device: Capability) -> [f64; 2] {
     let (rows, step, cluster) = (f64::from(entry.block_q), f64::from(entry.block_kv), grid.cluster().max(1));
     let (tiles, tiles_of_head) = (grid.tiles() as f64, f64::from(grid.tiles_of_head().max(1)));
-    let at_once = |blocks_per_sm| hopper::clusters_at_once(multiprocessors(device), blocks_per_sm, cluster);
+    let fit = |blocks_per_sm| hopper::clusters_at_once(multiprocessors(device), blocks_per_sm, cluster);
     let reads_of_a_key = (1.0 + hopper::READ_AGAIN * (tiles_of_head - 1.0)) / tiles_of_head;
     // The time of `clusters` that run at once. Merging takes as long as a step.
     let turn = |clusters: f64, keys: f64| {
         let steps = (keys / step / f64::from(cluster)).ceil() + 1.0;
         let work = rows * step * steps * hopper::pair_alone(entry.block_q);
         let copies = clusters * keys * reads_of_a_key * hopper::COPIED;
-        match (entry.block_q < LARGE_ROWS, clusters > at_once(1)) {
-            (true, true) => hopper::START_SHARED + copies.max(work * hopper::SHARED),
-            (true, false) => hopper::START_SMALL_SHARES + copies.max(work),
-            (false, _) => hopper::START_SHARES + copies.max(work),
+        match (entry.block_q < LARGE_ROWS, clusters > fit(1)) {
+            (true, true) => hopper::MERGE_TWO_BLOCKS + copies.max(work * hopper::TWO_BLOCKS_SLOWDOWN),
+            (true, false) => hopper::MERGE_SMALL + copies.max(work),
+            (false, _) => hopper::MERGE_LARGE + copies.max(work),
         }
     };
-    let at_once = at_once(entry.blocks_per_sm);
+    let at_once = fit(entry.blocks_per_sm);
     let before = (tiles / at_once).ceil() - 1.0;
     let last = tiles - before * at_once;
     let keys = keys_of_a_row(problem);
     let all = before * turn(at_once, keys) + turn(last, keys);
     [all.max(turn(last, f64::from(problem.shape().kv_len))), all]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{hopper, keys_of_a_tile};
+    use crate::shape::Mask;
+
+    #[test]
+    fn tiles_see_as_many_keys_as_their_last_rows() {
+        for (q_len, kv_len) in [(1, 1), (64, 64), (65, 64), (200, 1000), (257, 256), (257, 257), (300, 30), (4096, 100), (1000, 1)] {
+            for rows in [64, 128, 192, 256] {
+                let ends = (1..=u32::div_ceil(q_len, rows)).map(|tile| (tile * rows).min(q_len));
+                let seen: Vec<u32> = ends.map(|end| (kv_len + end).saturating_sub(q_len)).collect();
+                let mean = f64::from(seen.iter().sum::<u32>()) / seen.len() as f64;
+                let found = keys_of_a_tile(Mask::Causal, [q_len, kv_len], f64::from(rows));
+                assert!((found - mean).abs() < 1e-9 * mean, "{q_len} x {kv_len}, {rows} rows: {found}, not {mean}");
+                assert_eq!(keys_of_a_tile(Mask::Full, [q_len, kv_len], f64::from(rows)), f64::from(kv_len));
+            }
+        }
+    }
+
+    #[test]
+    fn clusters_at_once_follow_the_multiprocessors() {
+        let fit = |multiprocessors, together| [1, 2, 3, 4, 8].map(|cluster| hopper::clusters_at_once(multiprocessors, together, cluster));
+        assert_eq!(fit(132.0, 1), [132.0, 66.0, 39.0, 30.0, 15.0]);
+        assert_eq!(fit(132.0, 2), [264.0, 132.0, 83.0, 66.0, 30.0]);
+        assert_eq!(fit(66.0, 2), [132.0, 66.0, 41.0, 33.0, 15.0]);
+        assert_eq!(fit(1.0, 1), [1.0; 5], "never none");
+        assert_eq!(hopper::clusters_at_once(90.0, 1, 5), 15.0, "22 of 132 are 15 of 90");
+    }
 }

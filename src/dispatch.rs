@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn a_kernel_covers_those_whose_layouts_and_ratios_it_takes() {
         let split = Schedule::Split { boxes: BOXES, clusters: &[1, 2] };
-        let (grid, persistent) = (entry(Schedule::Grid, 64), entry(Schedule::Persistent { boxes: BOXES, cluster: 1 }, 64));
+        let (grid, persistent) = (entry(Schedule::Grid, 64), entry(Schedule::Persistent { boxes: BOXES, cluster: 1, together: &[1] }, 64));
         let (short, tall) = (entry(split, 64), entry(split, 128));
         for other in [&grid, &persistent, &short, &tall] {
             assert!(grid.covers(other));

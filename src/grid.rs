@@ -35,7 +35,7 @@ enum Blocks {
     OnePerTile,
     /// Which stay and claim tiles: so many for each multiprocessor, in clusters of so many. The blocks of a cluster take
     /// neighbouring tiles of the kernel's, which the grid counts as one.
-    Persistent { blocks_per_sm: u32, cluster: u32 },
+    Persistent { together: u32, cluster: u32 },
     /// A cluster of so many for each tile.
     Cluster(u32),
 }
@@ -62,8 +62,8 @@ impl Grid {
     pub(crate) fn dims(&self, multiprocessors: u32) -> [u32; 3] {
         match self.blocks {
             Blocks::OnePerTile => [self.heads, self.tiles, self.batch],
-            Blocks::Persistent { blocks_per_sm, cluster } => {
-                let clusters = (multiprocessors.saturating_mul(blocks_per_sm) / cluster).max(1);
+            Blocks::Persistent { together, cluster } => {
+                let clusters = (multiprocessors.saturating_mul(together) / cluster).max(1);
                 [self.tiles().min(clusters.into()) as u32 * cluster, 1, 1]
             }
             Blocks::Cluster(blocks) => [self.tiles() as u32 * blocks, 1, 1],
@@ -78,9 +78,16 @@ impl Grid {
         }
     }
 
-    /// Blocks that stay on a multiprocessor together.
-    pub(crate) fn blocks_per_sm(&self) -> u32 {
-        if let Blocks::Persistent { blocks_per_sm, .. } = self.blocks { blocks_per_sm } else { 1 }
+    /// Blocks that stay on a multiprocessor together. 1 where blocks do not stay.
+    pub(crate) fn together(&self) -> u32 {
+        if let Blocks::Persistent { together, .. } = self.blocks { together } else { 1 }
+    }
+
+    /// Whether clusters of blocks of which `blocks_per_sm` fit a multiprocessor are to be spread evenly: where some have to share.
+    /// As long as there is a multiprocessor for each block, they get them without being asked.
+    pub(crate) fn balances_load(&self, blocks_per_sm: u32, multiprocessors: u32) -> bool {
+        let shares = blocks_per_sm > 1 && self.dims(multiprocessors)[0] > multiprocessors;
+        matches!(self.blocks, Blocks::Cluster(_)) && shares
     }
 
     /// Tiles of a head.
@@ -140,15 +147,15 @@ impl Entry {
     /// The ways to share tiles out among blocks.
     fn blocks(&self) -> impl Iterator<Item = Blocks> + use<> {
         let schedule = self.schedule;
-        let ways = match schedule {
-            Schedule::Grid => 1,
-            Schedule::Persistent { .. } => self.blocks_per_sm.max(1),
-            Schedule::Split { clusters, .. } => clusters.len() as u32,
+        let numbers = match schedule {
+            Schedule::Grid => &[1],
+            Schedule::Persistent { together, .. } => together,
+            Schedule::Split { clusters, .. } => clusters,
         };
-        (0..ways).map(move |way| match schedule {
+        numbers.iter().map(move |&blocks| match schedule {
             Schedule::Grid => Blocks::OnePerTile,
-            Schedule::Persistent { cluster, .. } => Blocks::Persistent { blocks_per_sm: way + 1, cluster: cluster.max(1) },
-            Schedule::Split { clusters, .. } => Blocks::Cluster(clusters[way as usize]),
+            Schedule::Persistent { cluster, .. } => Blocks::Persistent { together: blocks, cluster: cluster.max(1) },
+            Schedule::Split { .. } => Blocks::Cluster(blocks),
         })
     }
 

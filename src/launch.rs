@@ -209,15 +209,13 @@ impl Device {
             None if unsafe { current.is_capturing(stream) }? => return Err(Error::NotLoaded { kernel: choice.entry.name }),
             None => self.load(current, &choice)?,
         };
-        let arguments = Arguments::new(self.driver, problem, &pointers, &choice, &grid, self.capability().multiprocessors)?;
-        let cluster = grid.cluster();
         let multiprocessors = self.capability().multiprocessors;
-        let grid = grid.dims(multiprocessors);
+        let arguments = Arguments::new(self.driver, problem, &pointers, &choice, &grid, multiprocessors)?;
         let Entry { threads, shared_bytes, blocks_per_sm, .. } = *choice.entry;
-        // While there is a multiprocessor for each block, none is to share one.
-        let shares_multiprocessors = blocks_per_sm > 1 && grid[0] > multiprocessors;
+        let (cluster, balances_load) = (grid.cluster(), grid.balances_load(blocks_per_sm, multiprocessors));
+        let grid = grid.dims(multiprocessors);
         let programmatic = self.programmatic_launch() && awaits_prerequisites(choice.entry);
-        let launch = Launch { function, grid, cluster, threads, shared_bytes, shares_multiprocessors, programmatic };
+        let launch = Launch { function, grid, cluster, threads, shared_bytes, balances_load, programmatic };
         // SAFETY: the function was loaded into `current`, and its entry takes these parameters: it is one of
         // `self.catalog`. It accesses what the problem spans from these addresses on, which this function's contract
         // makes accessible; `dispatch` chose it for their alignment, and `check` found the outputs apart. It waits if it must:

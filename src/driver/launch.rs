@@ -14,8 +14,8 @@ pub(crate) struct Launch {
     pub(crate) cluster: u32,
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
-    /// Whether blocks of a cluster may share a multiprocessor, so that more clusters run at once.
-    pub(crate) shares_multiprocessors: bool,
+    /// Whether clusters are to be spread evenly over multiprocessors that they share: more of them then run at once.
+    pub(crate) balances_load: bool,
     /// Whether the kernel may start while the kernel before it in the stream still runs; it waits for that by itself.
     pub(crate) programmatic: bool,
 }
@@ -73,7 +73,7 @@ impl Current {
         let wanted = [
             (launch.cluster > 1, attribute(number::CLUSTER_DIMENSION, &[launch.cluster, 1, 1])),
             (
-                launch.cluster > 1 && launch.shares_multiprocessors,
+                launch.cluster > 1 && launch.balances_load,
                 attribute(number::CLUSTER_SCHEDULING_POLICY_PREFERENCE, &[number::CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING]),
             ),
             (launch.programmatic, attribute(number::PROGRAMMATIC_STREAM_SERIALIZATION, &[1])),

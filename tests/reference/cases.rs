@@ -174,19 +174,20 @@ impl Family {
         cases
     }
 
-    /// So many keys that a cluster of 8 has a block of them for each but the last of its blocks, one for each, and two for some
-    /// and none for others.
+    /// For each tile whose keys are split, so many that a cluster of 8 has a step of them for each but the last of its blocks, one
+    /// for each, and two for some and none for others; and one step more than a cluster of 5 has blocks.
     fn shares(&self) -> Vec<Case> {
-        let Some(&(tokens, keys)) = self.split_tiles.last() else { return Vec::new() };
-        let lengths = [7 * keys, 8 * keys - 1, 8 * keys + 1, 13 * keys - 5, 8 * 128 + 40];
-        let case = |(n, kv_len): (usize, u32)| {
+        let lengths = |&(tokens, keys): &(u32, u32)| {
+            [7 * keys, 8 * keys - 1, 8 * keys + 1, 13 * keys - 5, 5 * keys + 1].map(|kv_len| (tokens, kv_len))
+        };
+        let case = |(n, (tokens, kv_len)): (usize, (u32, u32))| {
             let q_len = [1, tokens, tokens + 1][n % 3];
             let mask = if (n + self.group as usize).is_multiple_of(2) { Mask::Causal } else { Mask::Full };
             let kv_heads = if self.group < 16 { 2 } else { 1 };
             let batch = 1 + n as u32 % 2;
             self.case([batch, q_len, kv_len, kv_heads], mask, Kind::ALL[n % 5], Layout::ALIGNED[n % 4])
         };
-        lengths.into_iter().enumerate().map(case).collect()
+        self.split_tiles.iter().flat_map(lengths).enumerate().map(case).collect()
     }
 
     fn add_edge(&self, q_len: u32, kv_len: u32, mask: Mask, cases: &mut Vec<Case>) {

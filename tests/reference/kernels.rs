@@ -24,7 +24,7 @@ impl Kernel {
     /// # Errors
     /// An entry does not serve what its description says.
     pub fn all(device: &Device) -> Result<Vec<Self>, Error> {
-        let entries = device.catalog().iter().flat_map(in_each_cluster);
+        let entries = device.catalog().iter().flat_map(in_each_way);
         let kernels = entries.flat_map(|entry| [Self::new(device, entry), Self::compiled(device, entry)]);
         kernels.filter_map(Result::transpose).collect()
     }
@@ -75,22 +75,32 @@ impl Kernel {
         };
         match self.entry.schedule {
             Schedule::Split { clusters: [blocks], .. } => format!("{} [{code}, clusters of {blocks}]", self.entry.name),
+            Schedule::Persistent { together: [blocks], .. } if self.entry.blocks_per_sm > 1 => {
+                format!("{} [{code}, {blocks} a multiprocessor]", self.entry.name)
+            }
             _ => format!("{} [{code}]", self.entry.name),
         }
     }
 }
 
-/// An entry with one size of a cluster, for each that it can have.
-fn in_each_cluster(entry: &'static Entry) -> Vec<&'static Entry> {
-    let Schedule::Split { clusters, .. } = entry.schedule else { return vec![entry] };
-    clusters.iter().map(|blocks| in_clusters(entry, blocks)).collect()
+/// An entry with one size of a cluster, or one number of blocks for a multiprocessor, for each that it can have.
+fn in_each_way(entry: &'static Entry) -> Vec<&'static Entry> {
+    match entry.schedule {
+        Schedule::Split { clusters: numbers, .. } | Schedule::Persistent { together: numbers, .. } => {
+            numbers.iter().map(|blocks| with_blocks(entry, blocks)).collect()
+        }
+        Schedule::Grid => vec![entry],
+    }
 }
 
-/// An entry that splits the keys of a tile among `blocks` blocks, no fewer and no more.
-pub fn in_clusters(entry: &Entry, blocks: &'static u32) -> &'static Entry {
+/// An entry that splits the keys of a tile among `blocks` blocks, or whose blocks stay, `blocks` on a multiprocessor; no fewer and
+/// no more.
+pub fn with_blocks(entry: &Entry, blocks: &'static u32) -> &'static Entry {
+    let blocks = slice::from_ref(blocks);
     let schedule = match entry.schedule {
-        Schedule::Split { boxes, .. } => Schedule::Split { boxes, clusters: slice::from_ref(blocks) },
-        other => other,
+        Schedule::Split { boxes, .. } => Schedule::Split { boxes, clusters: blocks },
+        Schedule::Persistent { boxes, cluster, .. } => Schedule::Persistent { boxes, cluster, together: blocks },
+        Schedule::Grid => Schedule::Grid,
     };
     // A catalogue lives as long as the process.
     Box::leak(Box::new(Entry { schedule, ..*entry }))

@@ -3,7 +3,7 @@
 #[path = "mod.rs"]
 mod reference;
 
-use attnpack::{DType, Entry, Mask, Operand, Problem, Shape, Strides, catalog};
+use attnpack::{DType, Entry, Mask, Operand, Problem, Schedule, Shape, Strides, catalog};
 use reference::cases::Family;
 use reference::fixtures::Activations;
 use reference::image::row_offsets;
@@ -262,11 +262,14 @@ fn all_cases_are_legal_and_meet_every_kernel() {
     }
     let has = |what: &str, is_it: fn(&Case) -> bool| assert!(cases.iter().any(is_it), "no case has {what}");
     has("rows without keys", |case| case.mask == Mask::Causal && case.shape.kv_len < case.shape.q_len);
-    has("a full cluster", |case| case.shape.kv_len == 8 * 128 - 1);
     has("more heads than rows of a small tile", |case| case.shape.q_heads / case.shape.kv_heads > 64);
     has("a full mask", |case| case.mask == Mask::Full);
     has("several batches", |case| case.shape.batch > 1);
     has("a scale of its own", |case| case.scale.is_some());
+    for entry in entries.iter().filter(|entry| matches!(entry.schedule, Schedule::Split { .. })) {
+        let fills_a_cluster = |case: &&Case| case.shape.kv_len == 8 * entry.block_kv - 1 && case.shape.head_dim == entry.head_dim;
+        assert!(cases.iter().any(|case| fills_a_cluster(&case)), "no case has a step for each of 8 blocks of {}", entry.name);
+    }
     for (kind, layout) in Kind::ALL.iter().flat_map(|kind| Layout::ALIGNED.map(|layout| (*kind, layout))) {
         assert!(cases.iter().any(|case| (case.kind, case.layout) == (kind, layout)), "no case has {kind:?} data and {layout:?} layout");
     }
