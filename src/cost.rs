@@ -74,8 +74,8 @@ mod hopper {
         if block_q <= 64 { 1.08 } else { 0.98 }
     }
 
-    /// The same for one warpgroup that shares its multiprocessor with another's: both together are faster than one. Less so at head_dim
-    /// 96, whose rows are swizzled within 64 bytes.
+    /// The same for one warpgroup that shares its multiprocessor with another's: both together are faster than one, at
+    /// head_dim 96 by less.
     pub(super) fn in_two_streams(head_dim: u32) -> f64 {
         if head_dim == 96 { 2.1 } else { 1.7 }
     }

@@ -217,8 +217,8 @@ pub struct Boxes {
 pub enum Launch {
     /// A block for each tile; tensors by pointer and strides.
     Grid,
-    /// Blocks that stay, as many as the GPU holds at once or fewer, and no more than tiles; or a cluster of blocks for each tile. Tensors by
-    /// maps.
+    /// Blocks that stay, as many as the GPU holds at once or fewer, and no more than tiles; or a cluster of blocks for each tile.
+    /// Tensors by maps.
     ByMap {
         /// The boxes of the maps.
         boxes: fn(&Variant) -> Boxes,
